@@ -1,0 +1,21 @@
+/* A growing text. Failure to grow sets `failed` and later appends do nothing, so that only the end needs a check. */
+#ifndef MF_STR_H
+#define MF_STR_H
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct Str {
+  char *text; /* zero-terminated, NULL while empty */
+  size_t n, cap;
+  bool failed;
+} Str;
+
+void str_add(Str *s, const char *bytes, size_t n);
+void str_puts(Str *s, const char *text);
+void str_printf(Str *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void str_free(Str *s);
+
+/* The edit distance of two names, for "did you mean"; at most 64 characters of each count. */
+int str_distance(const char *a, const char *b);
+
+#endif
