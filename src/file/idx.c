@@ -12,6 +12,7 @@
 #include "disk.h"
 #include "err.h"
 #include "idx.h"
+#include "mem.h"
 
 enum { DEFLATE_RATIO = 1040, CHUNK = 1 << 20 }; /* deflate reaches at most 1032 to 1 */
 
@@ -90,27 +91,21 @@ static int check_promise(const IdxFile *f, int64_t size) {
 }
 
 /* Takes over fd, also on error. */
-static int open_checked(IdxFile *f, int fd, int64_t size) {
+static int open_checked(IdxFile *f, int fd, const char *path, int64_t size) {
+  f->path = mem_strdup(path);
   f->stream = gzdopen(fd, "rb");
-  if (!f->stream) {
-    close(fd);
-    return err_set(MF_ENOMEM, "out of memory");
-  }
+  if (!f->stream) close(fd);
+  if (!f->stream || !f->path) return err_set(MF_ENOMEM, "out of memory");
   gzbuffer(f->stream, 1 << 17);
   int code = read_magic(f);
   if (!code) code = read_shape(f);
-  if (!code) code = check_promise(f, size);
-  if (code) idx_close(f);
-  return code;
+  return code ? code : check_promise(f, size);
 }
 
-int idx_open(IdxFile *f, const char *path) {
-  *f = (IdxFile){0};
-  int fd;
-  int64_t size;
-  int code = disk_open(path, &fd, &size);
-  if (!code) code = open_checked(f, fd, size);
-  return code ? err_prefix(code, path) : 0;
+/* Puts "load: PATH: " before the current error. */
+static int path_error(int code, const char *path) {
+  err_prefix(code, path);
+  return err_prefix(code, "load");
 }
 
 static void swap_bytes(uint8_t *p, int64_t n, size_t size) {
@@ -122,24 +117,41 @@ static void swap_bytes(uint8_t *p, int64_t n, size_t size) {
     }
 }
 
+/* Nothing may follow the data. Looking there also reaches the checksum of a compressed file. */
+static int check_end(IdxFile *f) {
+  uint8_t more;
+  int why, k = gzread(f->stream, &more, 1);
+  if (k == 1) return err_set(MF_EIO, "more data follows than its header promises");
+  const char *text = gzerror(f->stream, &why);
+  if (k == 0 && why == Z_OK) return 0;
+  return err_set(MF_EIO, "the compressed data is damaged: %s", text);
+}
+
+/* -- Exported --------------------------------------------------------- */
+
+int idx_open(IdxFile *f, const char *path) {
+  *f = (IdxFile){0};
+  int fd;
+  int64_t size;
+  int code = disk_open(path, &fd, &size);
+  if (code) return path_error(code, path);
+  code = open_checked(f, fd, path, size);
+  if (code) idx_close(f);
+  return code ? path_error(code, path) : 0;
+}
+
 int idx_read(IdxFile *f, void *dst) {
   int64_t bytes = data_bytes(f);
-  int code = read_exactly(f->stream, dst, bytes, "the data");
-  if (code) return code;
-  uint8_t more;
-  int why, k = gzread(f->stream, &more, 1); /* reaches the checksum of a compressed file */
-  if (k == 1)
-    return err_set(MF_EIO, "more data follows the %lld bytes its header promises",
-                   (long long)bytes);
-  gzerror(f->stream, &why);
-  if (k < 0 || why)
-    return err_set(MF_EIO, "the compressed data is damaged: %s", gzerror(f->stream, &why));
   size_t size = dtype_size(f->dtype);
+  int code = read_exactly(f->stream, dst, bytes, "the data");
+  if (!code) code = check_end(f);
+  if (code) return path_error(code, f->path);
   if (size > 1) swap_bytes(dst, bytes / (int64_t)size, size);
   return 0;
 }
 
 void idx_close(IdxFile *f) {
   if (f->stream) gzclose_r(f->stream);
-  f->stream = NULL;
+  mem_free(f->path);
+  *f = (IdxFile){0};
 }

@@ -8,15 +8,15 @@ typedef struct IdxFile {
   DType dtype;
   int ndim;
   int64_t shape[MF_MAX_DIMS];
+  char *path;
   void *stream; /* private */
 } IdxFile;
 
-/* Reads and checks what comes before the elements; every error names the file and the reason.
- * After an error there is nothing to close. */
+/* Reads and checks what comes before the elements. Every error is "load: PATH: reason"; after one
+ * from open there is nothing to close. */
 int idx_open(IdxFile *f, const char *path);
 
-/* Reads all elements into dst (row-major), converted to the machine's byte order; once. Errors do
- * not name the file. */
+/* Reads all elements into dst (row-major), converted to the machine's byte order; once. */
 int idx_read(IdxFile *f, void *dst);
 void idx_close(IdxFile *f);
 

@@ -44,6 +44,12 @@ static int name_error(int code, const char *name) {
   return err_prefix(code, prefix);
 }
 
+/* Puts "OP: PATH: " before the current error. */
+static int path_error(int code, const char *op, const char *path) {
+  err_prefix(code, path);
+  return err_prefix(code, op);
+}
+
 /* -- The header's JSON ------------------------------------------------ */
 
 typedef struct Header {
@@ -274,20 +280,15 @@ static int open_checked(Safetensors *f, int64_t size) {
   return code;
 }
 
-/* Puts "load: PATH: " before the error. */
-static int path_error(int code, const char *path) {
-  err_prefix(code, path);
-  return err_prefix(code, "load");
-}
-
 int safetensors_open(Safetensors *f, const char *path) {
-  *f = (Safetensors){0};
+  *f = (Safetensors){.fd = -1};
   int64_t size;
   int code = disk_open(path, &f->fd, &size);
-  if (code) return path_error(code, path);
-  code = open_checked(f, size);
+  if (code) return path_error(code, "load", path);
+  f->path = mem_strdup(path);
+  code = f->path ? open_checked(f, size) : out_of_memory();
   if (code) safetensors_close(f);
-  return code ? path_error(code, path) : 0;
+  return code ? path_error(code, "load", path) : 0;
 }
 
 /* A bool of any value but 0 and 1 would be undefined behaviour in every kernel that reads it. */
@@ -301,7 +302,7 @@ static int check_bools(const uint8_t *p, int64_t n) {
 int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst) {
   int code = disk_read(f->fd, dst, (size_t)(e->end - e->begin), f->data_start + e->begin);
   if (!code && e->dtype == BOOL) code = check_bools(dst, e->end - e->begin);
-  return code ? name_error(code, e->name) : 0;
+  return code ? path_error(name_error(code, e->name), "load", f->path) : 0;
 }
 
 void safetensors_close(Safetensors *f) {
@@ -312,6 +313,7 @@ void safetensors_close(Safetensors *f) {
   }
   mem_free(f->entries);
   mem_free(f->metadata);
+  mem_free(f->path);
   close(f->fd);
   *f = (Safetensors){.fd = -1};
 }
@@ -394,40 +396,48 @@ static void print_header(Str *s, SafetensorsEntry **sorted, size_t n,
   if (!s->failed) memcpy(s->text, &size, sizeof size);
 }
 
-int safetensors_create(SafetensorsOut *o, const char *path, SafetensorsEntry *entries, size_t n,
+/* The header of the entries, which get their places; *size is that of the data. */
+static int make_header(Str *header, int64_t *size, SafetensorsEntry *entries, size_t n,
                        const SafetensorsPair *metadata, size_t n_metadata) {
-  *o = (SafetensorsOut){.file.fd = -1};
   int code = check_writable(entries, n, metadata, n_metadata);
   if (code) return code;
   SafetensorsEntry **sorted = mem_alloc((n + 1) * sizeof *sorted);
   if (!sorted) return out_of_memory();
   for (size_t i = 0; i < n; i++) sorted[i] = &entries[i];
   qsort(sorted, n, sizeof *sorted, by_place);
-  o->missing = place_entries(sorted, n);
-  Str header = {0};
-  print_header(&header, sorted, n, metadata, n_metadata);
+  *size = place_entries(sorted, n);
+  print_header(header, sorted, n, metadata, n_metadata);
   mem_free(sorted);
+  if (header->failed) return out_of_memory();
+  if (*size < 0) return err_set(MF_EINVAL, "the tensors are too large for one file");
+  if (header->n <= (size_t)HEADER_MAX) return 0;
+  return err_set(MF_EINVAL, "too many tensors: the header would exceed 100 MB");
+}
+
+int safetensors_create(SafetensorsOut *o, const char *path, SafetensorsEntry *entries, size_t n,
+                       const SafetensorsPair *metadata, size_t n_metadata) {
+  *o = (SafetensorsOut){.file.fd = -1, .path = path};
+  Str header = {0};
+  int code = make_header(&header, &o->missing, entries, n, metadata, n_metadata);
   o->data_start = (int64_t)header.n;
-  if (header.failed) code = out_of_memory();
-  else if (o->missing < 0) code = err_set(MF_EINVAL, "the tensors are too large for one file");
-  else if (o->data_start - 8 > HEADER_MAX)
-    code = err_set(MF_EINVAL, "too many tensors: the header would exceed 100 MB");
-  else code = disk_replace(&o->file, path);
+  if (!code) code = disk_replace(&o->file, path);
   if (!code) code = disk_write(&o->file, header.text, header.n, 0);
   str_free(&header);
-  return code;
+  return code ? path_error(code, "save", path) : 0;
 }
 
 int safetensors_write(SafetensorsOut *o, const SafetensorsEntry *e, const void *data) {
+  size_t bytes = (size_t)(e->end - e->begin);
   o->missing -= e->end - e->begin;
-  int code = disk_write(&o->file, data, (size_t)(e->end - e->begin), o->data_start + e->begin);
-  return code ? name_error(code, e->name) : 0;
+  int code = disk_write(&o->file, data, bytes, o->data_start + e->begin);
+  return code ? path_error(name_error(code, e->name), "save", o->path) : 0;
 }
 
 int safetensors_commit(SafetensorsOut *o) {
   MF_ASSERT(o->missing == 0, "safetensors_commit: %lld bytes were not written",
             (long long)o->missing);
-  return disk_commit(&o->file);
+  int code = disk_commit(&o->file);
+  return code ? path_error(code, "save", o->path) : 0;
 }
 
 void safetensors_abort(SafetensorsOut *o) {

@@ -23,24 +23,27 @@ typedef struct Safetensors {
   SafetensorsEntry *entries;
   SafetensorsPair *metadata;
   size_t n, n_metadata;
+  char *path;
   int64_t data_start;
   int fd;
 } Safetensors;
 
-/* Reads and checks the whole header; every error names the file and the reason. After an error
- * there is nothing to close. */
+/* Reads and checks the whole header. Every error of reading is "load: PATH: reason". After one
+ * from open there is nothing to close. */
 int safetensors_open(Safetensors *f, const char *path);
 
-/* Copies the bytes of one entry to dst, which has room for them. Errors do not name the file. */
+/* Copies the bytes of one entry to dst, which has room for them. */
 int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst);
 void safetensors_close(Safetensors *f);
 
-/* A file being written. Create places the entries (name, dtype and shape are the caller's, begin
- * and end are set), then each is written once, in any order; commit makes the file appear, whole.
+/* A file being written. Create places the entries (name, dtype and shape are the caller's, begin and
+ * end are set), then each is written once, in any order; commit makes the file appear, whole.
  * Entries are stored by size of element, largest first, then by name, so that all are aligned and
- * the same tensors give the same bytes. Errors name no file, and must be followed by abort. */
+ * the same tensors give the same bytes. Every error is "save: PATH: reason"; one from create or
+ * write must be followed by abort. */
 typedef struct SafetensorsOut {
   DiskReplace file;
+  const char *path; /* the caller's, borrowed until commit or abort */
   int64_t data_start, missing;
 } SafetensorsOut;
 
