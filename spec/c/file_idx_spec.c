@@ -1,5 +1,5 @@
-/* idx files: right ones of each type, plain and compressed; wrong ones are errors that name file and reason; no change of single
- * bytes makes the reader stray. */
+/* idx files: right ones of each type, plain and compressed; wrong ones are errors that name file
+ * and reason; no change of single bytes makes the reader stray. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +11,10 @@
 #include "idx.h"
 
 static int failures;
-#define CHECK(cond, ...) \
-  ((cond) ? (void)0 : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), (void)failures++))
+#define CHECK(cond, ...)                                                               \
+  ((cond) ? (void)0                                                                    \
+          : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), \
+             (void)failures++))
 
 static char folder[] = "/tmp/moonflow-spec-XXXXXX", path[64];
 
@@ -67,19 +69,27 @@ static void reads_each_type(void) {
   int32_t i32[1] = {-16909060};
   float f32[1] = {-1.5f};
   double f64[1] = {3.25};
-  static const char b16[] = "\0\0\x0B\1\0\0\0\2\xFF\xFE\1\2", b32[] = "\0\0\x0C\1\0\0\0\1\xFE\xFD\xFC\xFC";
-  static const char bf[] = "\0\0\x0D\1\0\0\0\1\xBF\xC0\0\0", bd[] = "\0\0\x0E\1\0\0\0\1\x40\x0A\0\0\0\0\0\0";
+  static const char b16[] = "\0\0\x0B\1\0\0\0\2\xFF\xFE\1\2",
+                    b32[] = "\0\0\x0C\1\0\0\0\1\xFE\xFD\xFC\xFC";
+  static const char bf[] = "\0\0\x0D\1\0\0\0\1\xBF\xC0\0\0",
+                    bd[] = "\0\0\x0E\1\0\0\0\1\x40\x0A\0\0\0\0\0\0";
   static const char b8[] = "\0\0\x08\2\0\0\0\2\0\0\0\3abcdef", s8[] = "\0\0\x09\1\0\0\0\1\x80";
-  const struct { const char *file; size_t n; const void *want; size_t size; DType dtype; } cases[] = {
-    {b8, 18, "abcdef", 6, U8}, {s8, 9, "\x80", 1, I8}, {b16, 12, i16, 4, I16}, {b32, 12, i32, 4, I32},
-    {bf, 12, f32, 4, F32}, {bd, 16, f64, 8, F64} };
+  const struct {
+    const char *file;
+    size_t n;
+    const void *want;
+    size_t size;
+    DType dtype;
+  } cases[] = {{b8, 18, "abcdef", 6, U8}, {s8, 9, "\x80", 1, I8}, {b16, 12, i16, 4, I16},
+               {b32, 12, i32, 4, I32},    {bf, 12, f32, 4, F32},  {bd, 16, f64, 8, F64}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int zip = 0; zip < 2; zip++) {
       (zip ? put_gzip : put)(cases[i].file, cases[i].n);
       CHECK(!load(head), "%s", err_text());
       CHECK(!memcmp(head, cases[i].want, cases[i].size), "case %zu", i);
       IdxFile f;
-      CHECK(!idx_open(&f, path) && f.dtype == cases[i].dtype && f.ndim == cases[i].file[3], "case %zu", i);
+      CHECK(!idx_open(&f, path) && f.dtype == cases[i].dtype && f.ndim == cases[i].file[3],
+            "case %zu", i);
       CHECK(bytes_of(&f) == cases[i].size, "case %zu: %zu bytes", i, bytes_of(&f));
       idx_close(&f);
     }

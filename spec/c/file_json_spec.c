@@ -1,4 +1,5 @@
-/* The JSON reader: what it accepts, what it refuses, and that no cut or changed text makes it read astray. */
+/* The JSON reader: what it accepts, what it refuses, and that no cut or changed text makes it
+ * read astray. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,11 +8,13 @@
 #include "json.h"
 
 static int failures;
-#define CHECK(cond, ...) \
-  ((cond) ? (void)0 : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), (void)failures++))
+#define CHECK(cond, ...)                                                               \
+  ((cond) ? (void)0                                                                    \
+          : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), \
+             (void)failures++))
 
-/* The tokens of a text as letters, with the decoded strings and numbers; "!" where it is refused. A copy of exact size lets the
- * address sanitizer see reads beyond the end. */
+/* The tokens of a text as letters, with the decoded strings and numbers; "!" where it is refused.
+ * A copy of exact size lets the address sanitizer see reads beyond the end. */
 static Str tokens(const char *text, size_t n) {
   static const char letters[] = "!.{}[]ksifTFN";
   char *copy = malloc(n ? n : 1);
@@ -58,28 +61,73 @@ static void accepts(void) {
   expect_tokens("-9223372036854775808", "i-9223372036854775808");
   expect_tokens("9223372036854775808", "f9.2233720368547758e+18");
   expect_tokens("[0,-0,0.5,1e3,-1.25E-2]", "[i0i0f0.5f1000f-0.012500000000000001]");
-  expect_tokens("\"\\u00e9\\u20AC\\ud83d\\ude00\\n\\/\"", "s'\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\n/'");
-  expect_tokens("\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"", "s'\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80'");
+  expect_tokens("\"\\u00e9\\u20AC\\ud83d\\ude00\\n\\/\"",
+                "s'\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\n/'");
+  expect_tokens("\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"",
+                "s'\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80'");
   expect_tokens("\"\"", "s''");
 }
 
 static void refuses(void) {
   static const char *const cases[][2] = {
-    {"", "ends too early"}, {"  ", "ends too early"}, {"{", "ends too early"}, {"[1", "ends too early"},
-    {"{\"a\"", "':'"}, {"{\"a\":", "ends too early"}, {"{\"a\":1", "ends too early"}, {"[1,", "ends too early"},
-    {"[1,]", "expected a value"}, {"{\"a\":1,}", "a key"}, {"{,}", "a key"}, {"{1:2}", "a key"}, {"[1 2]", "','"},
-    {"{\"a\" 1}", "':'"}, {"[1}", "','"}, {"{\"a\":1]", "','"}, {"]", "expected a value"}, {"}", "expected a value"},
-    {"{} {}", "after the end"}, {"1 2", "after the end"}, {"tru", "expected a value"}, {"nul", "expected a value"},
-    {"NaN", "expected a value"}, {"Infinity", "expected a value"}, {"+1", "expected a value"}, {"-", "expected a value"},
-    {"01", "after the end"}, {"[01]", "','"}, {".5", "expected a value"}, {"1.", "a digit"}, {"1e", "exponent"},
-    {"1e+", "exponent"}, {"1e999", "out of range"}, {"-1e999", "out of range"}, {"'a'", "expected a value"},
-    {"\"a", "inside a string"}, {"\"\\", "inside a string"}, {"\"\\x\"", "escape"}, {"\"\\u12\"", "hexadecimal"},
-    {"\"\\u12g4\"", "hexadecimal"}, {"\"\\u0000\"", "zero byte"}, {"\"\\ud800\"", "surrogate"},
-    {"\"\\udc00\"", "surrogate"}, {"\"\\ud800\\u0041\"", "surrogate"}, {"\"\\ud800\\n\"", "surrogate"},
-    {"\"\n\"", "control"}, {"\"\x80\"", "UTF-8"}, {"\"\xC0\x80\"", "UTF-8"}, {"\"\xC1\xBF\"", "UTF-8"},
-    {"\"\xE0\x9F\xBF\"", "UTF-8"}, {"\"\xED\xA0\x80\"", "UTF-8"}, {"\"\xF0\x8F\xBF\xBF\"", "UTF-8"},
-    {"\"\xF4\x90\x80\x80\"", "UTF-8"}, {"\"\xF5\x80\x80\x80\"", "UTF-8"}, {"\"\xE2\x82\"", "UTF-8"}, {"\"\xC3", "UTF-8"},
-    {"// x\n1", "expected a value"}, {"\xEF\xBB\xBF{}", "expected a value"},
+      {"", "ends too early"},
+      {"  ", "ends too early"},
+      {"{", "ends too early"},
+      {"[1", "ends too early"},
+      {"{\"a\"", "':'"},
+      {"{\"a\":", "ends too early"},
+      {"{\"a\":1", "ends too early"},
+      {"[1,", "ends too early"},
+      {"[1,]", "expected a value"},
+      {"{\"a\":1,}", "a key"},
+      {"{,}", "a key"},
+      {"{1:2}", "a key"},
+      {"[1 2]", "','"},
+      {"{\"a\" 1}", "':'"},
+      {"[1}", "','"},
+      {"{\"a\":1]", "','"},
+      {"]", "expected a value"},
+      {"}", "expected a value"},
+      {"{} {}", "after the end"},
+      {"1 2", "after the end"},
+      {"tru", "expected a value"},
+      {"nul", "expected a value"},
+      {"NaN", "expected a value"},
+      {"Infinity", "expected a value"},
+      {"+1", "expected a value"},
+      {"-", "expected a value"},
+      {"01", "after the end"},
+      {"[01]", "','"},
+      {".5", "expected a value"},
+      {"1.", "a digit"},
+      {"1e", "exponent"},
+      {"1e+", "exponent"},
+      {"1e999", "out of range"},
+      {"-1e999", "out of range"},
+      {"'a'", "expected a value"},
+      {"\"a", "inside a string"},
+      {"\"\\", "inside a string"},
+      {"\"\\x\"", "escape"},
+      {"\"\\u12\"", "hexadecimal"},
+      {"\"\\u12g4\"", "hexadecimal"},
+      {"\"\\u0000\"", "zero byte"},
+      {"\"\\ud800\"", "surrogate"},
+      {"\"\\udc00\"", "surrogate"},
+      {"\"\\ud800\\u0041\"", "surrogate"},
+      {"\"\\ud800\\n\"", "surrogate"},
+      {"\"\n\"", "control"},
+      {"\"\x80\"", "UTF-8"},
+      {"\"\xC0\x80\"", "UTF-8"},
+      {"\"\xC1\xBF\"", "UTF-8"},
+      {"\"\xE0\x9F\xBF\"", "UTF-8"},
+      {"\"\xED\xA0\x80\"", "UTF-8"},
+      {"\"\xF0\x8F\xBF\xBF\"", "UTF-8"},
+      {"\"\xF4\x90\x80\x80\"", "UTF-8"},
+      {"\"\xF5\x80\x80\x80\"", "UTF-8"},
+      {"\"\xE2\x82\"", "UTF-8"},
+      {"\"\xC3", "UTF-8"},
+      {"// x\n1", "expected a value"},
+      {"\xEF\xBB\xBF{}", "expected a value"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse(cases[i][0], cases[i][1]);
   Str got = tokens("[\0]", 3);
@@ -115,10 +163,12 @@ static void quotes(void) {
   str_free(&s);
 }
 
-/* Cuts and random changes: any answer is right, as long as no memory is read that is not the text. */
+/* Cuts and random changes: any answer is right, as long as no memory is read that is not the
+ * text. */
 static void survives(void) {
   static const char seed[] =
-      "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"o\":[0,24]},\"\\u00e9\\ud83d\\ude00\xE2\x82\xAC\":[true,null,-1.5e+3]}";
+      "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"o\":[0,24]},"
+      "\"\\u00e9\\ud83d\\ude00\xE2\x82\xAC\":[true,null,-1.5e+3]}";
   size_t n = sizeof seed - 1;
   for (size_t i = 0; i < n; i++) {
     Str got = tokens(seed, i);

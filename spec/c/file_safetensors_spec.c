@@ -1,5 +1,5 @@
-/* safetensors: what is written comes back, a hostile file is an error that names file and reason, a killed save leaves the old
- * file whole, and no change of single bytes makes the reader stray. */
+/* safetensors: what is written comes back, a hostile file is an error that names file and reason,
+ * a killed save leaves the old file whole, and no change of single bytes makes the reader stray. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,8 +16,10 @@
 #include "safetensors.h"
 
 static int failures;
-#define CHECK(cond, ...) \
-  ((cond) ? (void)0 : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), (void)failures++))
+#define CHECK(cond, ...)                                                               \
+  ((cond) ? (void)0                                                                    \
+          : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), \
+             (void)failures++))
 
 static char folder[] = "/tmp/moonflow-spec-XXXXXX", path[64];
 
@@ -66,7 +68,8 @@ static void refuse_header(const char *header, size_t data, const char *why) {
 
 /* -- Round trip ------------------------------------------------------- */
 
-static int save(SafetensorsEntry *e, size_t n, const void *const *data, const SafetensorsPair *pairs, size_t n_pairs) {
+static int save(SafetensorsEntry *e, size_t n, const void *const *data,
+                const SafetensorsPair *pairs, size_t n_pairs) {
   SafetensorsOut o;
   int code = safetensors_create(&o, path, e, n, pairs, n_pairs);
   for (size_t i = 0; i < n && !code; i++) code = safetensors_write(&o, &e[i], data[i]);
@@ -101,14 +104,18 @@ static void round_trip(void) {
   CHECK(!save(e, DTYPE_COUNT + 2, data, &pair, 1), "%s", err_text());
   Safetensors f;
   CHECK(!safetensors_open(&f, path), "%s", err_text());
-  CHECK(f.n == DTYPE_COUNT + 2 && f.data_start % 8 == 0, "%zu entries, data at %lld", f.n, (long long)f.data_start);
+  CHECK(f.n == DTYPE_COUNT + 2 && f.data_start % 8 == 0, "%zu entries, data at %lld", f.n,
+        (long long)f.data_start);
   CHECK(f.n_metadata == 1 && !strcmp(f.metadata[0].value, "x \"y\""), "metadata");
   for (int t = 0; t < DTYPE_COUNT; t++) {
     const SafetensorsEntry *g = find(&f, dtype_name((DType)t));
     uint8_t back[48];
-    CHECK(g && g->dtype == (DType)t && g->ndim == 2 && g->shape[0] == 2 && g->shape[1] == 3, "entry %d", t);
-    CHECK((g->begin + f.data_start) % (int64_t)dtype_size((DType)t) == 0, "entry %d is not aligned", t);
-    CHECK(!safetensors_read(&f, g, back) && !memcmp(back, bytes[t], 6 * dtype_size((DType)t)), "data %d", t);
+    CHECK(g && g->dtype == (DType)t && g->ndim == 2 && g->shape[0] == 2 && g->shape[1] == 3,
+          "entry %d", t);
+    CHECK((g->begin + f.data_start) % (int64_t)dtype_size((DType)t) == 0, "entry %d is not aligned",
+          t);
+    CHECK(!safetensors_read(&f, g, back) && !memcmp(back, bytes[t], 6 * dtype_size((DType)t)),
+          "data %d", t);
   }
   const SafetensorsEntry *s = find(&f, "scalar \"\\\n\xC3\xA9"), *z = find(&f, "");
   CHECK(s && s->ndim == 0 && s->end - s->begin == 4, "the scalar");
@@ -161,7 +168,8 @@ static void keeps_links_and_modes(void) {
 
 /* -- Hostile files ---------------------------------------------------- */
 
-#define T(dtype, shape, offsets) "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define T(dtype, shape, offsets) \
+  "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define ONE(dtype, shape, offsets) "{\"a\":" T(dtype, shape, offsets) "}"
 
 static void hostile_sizes(void) {
@@ -199,8 +207,11 @@ static void hostile_headers(void) {
   refuse_header("{\"a\":{}}", 0, "dtype is missing");
   refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "data_offsets is missing");
   refuse_header("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "shape is missing");
-  refuse_header("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype occurs twice");
-  refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4, "unknown field 'x'");
+  refuse_header(
+      "{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+      "dtype occurs twice");
+  refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4,
+                "unknown field 'x'");
   refuse_header(ONE("F31", "[1]", "[0,4]"), 4, "dtype 'F31'");
   refuse_header(ONE("f32", "[1]", "[0,4]"), 4, "dtype 'f32'");
   refuse_header(ONE("F8_E4M3", "[1]", "[0,1]"), 1, "dtype 'F8_E4M3'");
@@ -220,7 +231,8 @@ static void hostile_headers(void) {
   refuse_header(ONE("F32", "[1]", "[-4,0]"), 4, "-4, which is negative");
   refuse_header(ONE("F32", "[1]", "[0]"), 4, "1 numbers instead of 2");
   refuse_header(ONE("F32", "[1]", "[0,4,8]"), 4, "more than 2");
-  refuse_header(ONE("F32", "[1]", "[9223372036854775803,9223372036854775807]"), 4, "beyond the end");
+  refuse_header(ONE("F32", "[1]", "[9223372036854775803,9223372036854775807]"), 4,
+                "beyond the end");
   refuse_header("{\"__metadata__\":{\"a\":1}}", 0, "only strings");
   refuse_header("{\"__metadata__\":[]}", 0, "an object as __metadata__");
   refuse_header("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "occurs twice");
@@ -231,13 +243,19 @@ static void hostile_ranges(void) {
   refuse_header(ONE("F32", "[2]", "[0,8]"), 4, "truncated");
   refuse_header(ONE("F32", "[1]", "[0,4]"), 5, "1 bytes follow the last tensor");
   refuse_header("{}", 1, "1 bytes follow");
-  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"a\":" T("F32", "[1]", "[4,8]") "}", 8, "the name occurs twice");
-  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"\\u0061\":" T("F32", "[1]", "[4,8]") "}", 8, "the name occurs twice");
-  refuse_header("{\"a\":" T("F32", "[2]", "[0,8]") ",\"b\":" T("F32", "[2]", "[4,12]") "}", 12, "'b': overlaps");
-  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"b\":" T("F32", "[1]", "[0,4]") "}", 4, "'b': overlaps");
-  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"b\":" T("F32", "[1]", "[8,12]") "}", 12, "'b': begins after a hole");
+  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"a\":" T("F32", "[1]", "[4,8]") "}", 8,
+                "the name occurs twice");
+  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"\\u0061\":" T("F32", "[1]", "[4,8]") "}", 8,
+                "the name occurs twice");
+  refuse_header("{\"a\":" T("F32", "[2]", "[0,8]") ",\"b\":" T("F32", "[2]", "[4,12]") "}", 12,
+                "'b': overlaps");
+  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"b\":" T("F32", "[1]", "[0,4]") "}", 4,
+                "'b': overlaps");
+  refuse_header("{\"a\":" T("F32", "[1]", "[0,4]") ",\"b\":" T("F32", "[1]", "[8,12]") "}", 12,
+                "'b': begins after a hole");
   refuse_header(ONE("F32", "[1]", "[4,8]"), 8, "'a': begins after a hole");
-  refuse_header("{\"a\":" T("F32", "[2]", "[0,8]") ",\"b\":" T("F32", "[0]", "[4,4]") "}", 8, "'b': overlaps");
+  refuse_header("{\"a\":" T("F32", "[2]", "[0,8]") ",\"b\":" T("F32", "[0]", "[4,4]") "}", 8,
+                "'b': overlaps");
   refuse_header("{\"a\\u001b[2J\":" T("F32", "[1]", "[0,5]") "}", 5, "'a?[2J'");
   put_file(ONE("BOOL", "[3]", "[0,3]"), 0);
   FILE *f = fopen(path, "ab");
@@ -247,11 +265,19 @@ static void hostile_ranges(void) {
 }
 
 static void unusual_but_right(void) {
-  static const struct { const char *header; size_t data; } cases[] = {
-    {"{}", 0}, {"{ }   ", 0}, {"{\"__metadata__\":{}}", 0}, {ONE("F64", "[]", "[0,8]") "     ", 8},
-    {"{\"b\":" T("F32", "[1]", "[4,8]") ",\"a\":" T("F32", "[1]", "[0,4]") "}", 8},
-    {"{\"e\":" T("F32", "[0]", "[4,4]") ",\"a\":" T("F32", "[1]", "[0,4]") ",\"d\":" T("I8", "[0,3]", "[0,0]") "}", 4},
-    {ONE("F32", "[1,1,1,1,1,1,1,1,1,1,1,1]", "[0,4]"), 4},
+  static const struct {
+    const char *header;
+    size_t data;
+  } cases[] = {
+      {"{}", 0},
+      {"{ }   ", 0},
+      {"{\"__metadata__\":{}}", 0},
+      {ONE("F64", "[]", "[0,8]") "     ", 8},
+      {"{\"b\":" T("F32", "[1]", "[4,8]") ",\"a\":" T("F32", "[1]", "[0,4]") "}", 8},
+      {"{\"e\":" T("F32", "[0]", "[4,4]") ",\"a\":" T("F32", "[1]", "[0,4]") ",\"d\":" T(
+           "I8", "[0,3]", "[0,0]") "}",
+       4},
+      {ONE("F32", "[1,1,1,1,1,1,1,1,1,1,1,1]", "[0,4]"), 4},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     put_file(cases[i].header, cases[i].data);
@@ -261,8 +287,8 @@ static void unusual_but_right(void) {
 
 /* Every truncation is an error; changed bytes may give anything but a stray access. */
 static void survives(void) {
-  static const char header[] = "{\"__metadata__\":{\"k\":\"v\"},\"a\":" T("F32", "[2,1]", "[0,8]") ",\"b\":"
-                               T("BOOL", "[2]", "[8,10]") "}";
+  static const char header[] = "{\"__metadata__\":{\"k\":\"v\"},\"a\":" T(
+      "F32", "[2,1]", "[0,8]") ",\"b\":" T("BOOL", "[2]", "[8,10]") "}";
   char file[8 + sizeof header - 1 + 10] = {0};
   uint64_t n = sizeof header - 1;
   memcpy(file, &n, 8);
