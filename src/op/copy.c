@@ -1,0 +1,196 @@
+/* Copies: clone, conversion of dtype, copy_, fill_, and the two halves of an in-place write through a view as the tape sees it. */
+#include <stdlib.h>
+
+#include "block.h"
+#include "op_args.h"
+#include "thread.h"
+
+enum { GRAIN = 1 << 16 };
+
+typedef struct CopyJob {
+  Walk walk;
+  BlockConvert *load, *store;
+  PointwiseClass cls;
+  bool plain; /* same dtype, both flat */
+} CopyJob;
+
+static void copy_range(int64_t begin, int64_t end, void *arg) {
+  const CopyJob *j = arg;
+  size_t size = j->walk.size[0];
+  if (j->plain) {
+    memcpy(j->walk.data[0] + begin * (int64_t)size, j->walk.data[1] + begin * (int64_t)size, (size_t)(end - begin) * size);
+    return;
+  }
+  BlockBuffer buffer;
+  size_t width = j->cls == PW_F32 ? 4 : 8;
+  for (int64_t i = begin; i < end; i += BLOCK) {
+    int64_t n = end - i < BLOCK ? end - i : BLOCK;
+    walk_rows(&j->walk, 1, i, n, j->load, &buffer, width, false);
+    walk_rows(&j->walk, 0, i, n, j->store, &buffer, width, true);
+  }
+}
+
+/* Moves the elements of one size from rows to rows without a detour through a buffer. */
+#define MOVE(name, T)                                                         \
+  static void name(int64_t n, const void *from, int64_t step, void *to) {     \
+    const T *src = from;                                                      \
+    T *dst = to;                                                              \
+    for (int64_t i = 0; i < n; i++) dst[i] = src[i * step];                   \
+  }
+MOVE(move1, uint8_t)
+MOVE(move2, uint16_t)
+MOVE(move4, uint32_t)
+MOVE(move8, uint64_t)
+
+static void move_range(int64_t begin, int64_t end, void *arg) { /* output flat, same dtype: gathers straight into it */
+  const CopyJob *j = arg;
+  size_t size = j->walk.size[0];
+  walk_rows(&j->walk, 1, begin, end - begin, j->load, j->walk.data[0] + begin * (int64_t)size, size, false);
+}
+
+/* y = x, converted, broadcast. */
+static int copy_views(const View *x, const View *y) {
+  CopyJob j;
+  walk_init(&j.walk, y, 1, x);
+  if (j.walk.numel == 0) return 0;
+  bool same = x->dtype == y->dtype, flat = walk_is_flat(&j.walk, 0);
+  j.cls = same || !dtype_is_float((DType)x->dtype) ? block_class((DType)y->dtype) : block_class((DType)x->dtype);
+  if (!same && dtype_is_float((DType)y->dtype) && !dtype_is_float((DType)x->dtype)) j.cls = block_class((DType)y->dtype);
+  j.load = block_loads[j.cls][x->dtype];
+  j.store = block_stores[j.cls][y->dtype];
+  j.plain = same && flat && walk_is_flat(&j.walk, 1);
+  if (same && flat && !j.plain) {
+    size_t size = dtype_size((DType)y->dtype);
+    j.load = size == 1 ? move1 : size == 2 ? move2 : size == 4 ? move4 : move8;
+    mf_parallel(j.walk.numel, GRAIN, move_range, &j);
+    return 0;
+  }
+  mf_parallel(j.walk.numel, GRAIN, copy_range, &j);
+  return 0;
+}
+
+/* -- clone, cast ------------------------------------------------------------------------------------------------------------- */
+
+static int clone_infer(Infer *I) {
+  const struct clone_args *a = I->args;
+  const Meta *x = I->in[0];
+  int rc = infer_like(I, 0, (DType)x->dtype);
+  if (rc) return rc;
+  if (a->memory_format == 1) shape_contiguous(x->ndim, x->shape, I->last->stride);
+  if (a->memory_format == 2) {
+    rc = infer_want_ndim(I, 0, 4);
+    if (rc) return rc;
+    shape_channels_last(x->shape, I->last->stride);
+  }
+  return 0;
+}
+
+static int clone_cpu(const OpCall *c) {
+  return copy_views(&c->in[0], &c->out[0]);
+}
+
+/* A copy in memory of its own; 'preserve' keeps the order of dims in memory where the tensor is dense. */
+OP(clone, .signature = "clone(Tensor x, *, str(preserve|contiguous|channels_last) memory_format=preserve) -> Tensor", .sbp = "...",
+   .linear = "a", .infer = clone_infer, .cpu = clone_cpu)
+
+static int cast_infer(Infer *I) {
+  const struct cast_args *a = I->args;
+  return infer_like(I, 0, (DType)a->dtype);
+}
+
+static int cast_cpu(const OpCall *c) {
+  return copy_views(&c->in[0], &c->out[0]);
+}
+
+/* x as another dtype: floats to whole numbers truncate, anything but zero is true. */
+OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp = "...", .linear = "a", .flags = OP_HIDDEN, .infer = cast_infer,
+   .cpu = cast_cpu)
+
+/* -- copy_, fill_ ------------------------------------------------------------------------------------------------------------- */
+
+static int copy__infer(Infer *I) {
+  const Meta *x = I->in[0], *src = I->in[1];
+  int ndim = x->ndim;
+  int64_t shape[MF_MAX_DIMS];
+  char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
+  memcpy(shape, x->shape, sizeof shape);
+  if (!shape_broadcast(&ndim, shape, src->ndim, src->shape) || ndim != x->ndim || memcmp(shape, x->shape, sizeof(int64_t) * (size_t)ndim))
+    return infer_error(I, "src of shape %s does not broadcast to %s", shape_text(src->ndim, src->shape, have),
+                       shape_text(x->ndim, x->shape, want));
+  return 0;
+}
+
+static int copy__cpu(const OpCall *c) {
+  return copy_views(&c->in[1], &c->in[0]);
+}
+
+/* Writes src, broadcast and converted, into x; returns x. */
+OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .infer = copy__infer, .cpu = copy__cpu)
+
+static int fill__cpu(const OpCall *c) {
+  const struct fill__args *a = c->args;
+  double value = a->value;
+  static const int64_t one_stride[1];
+  View number = {.data = &value, .shape = one_stride, .stride = one_stride, .ndim = 0, .dtype = F64};
+  return copy_views(&number, &c->in[0]);
+}
+
+/* Writes one number into every element of x; returns x. */
+OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .infer = infer_none, .cpu = fill__cpu)
+
+/* -- Writing through a view ----------------------------------------------------------------------------------------------------- */
+
+/* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it addresses in the base. */
+static int slice_base_infer(Infer *I) {
+  const struct slice_base_args *a = I->args;
+  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+}
+
+static View at_geometry(const View *base, const int64_t *size, const int64_t *stride, int64_t n, int64_t offset) {
+  View v = *base;
+  v.data = (char *)base->data + offset * (int64_t)dtype_size((DType)base->dtype);
+  v.shape = size;
+  v.stride = stride;
+  v.ndim = (int8_t)n;
+  return v;
+}
+
+static size_t slice_base_scratch(const OpCall *c) {
+  return (size_t)view_numel(&c->in[0]) * dtype_size((DType)c->in[0].dtype);
+}
+
+static int slice_base_cpu(const OpCall *c) {
+  const struct slice_base_args *a = c->args;
+  View laid = c->in[0];
+  if (view_numel(&c->out[0]) == 0) return 0;
+  if (memcmp(laid.stride, a->base_stride.v, sizeof(int64_t) * (size_t)laid.ndim)) {
+    laid.data = c->scratch;
+    laid.stride = a->base_stride.v;
+    copy_views(&c->in[0], &laid);
+  }
+  View part = at_geometry(&laid, a->size.v, a->stride.v, a->size.n, a->offset);
+  return copy_views(&part, &c->out[0]);
+}
+
+/* What a view of (size, stride, offset) shows of x, where x is laid out by base_stride. For the tape. */
+OP(slice_base, .signature = "slice_base(Tensor x, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor", .flags = OP_HIDDEN,
+   .infer = slice_base_infer, .cpu = slice_base_cpu, .scratch = slice_base_scratch)
+
+static int scatter_base_infer(Infer *I) {
+  const struct scatter_base_args *a = I->args;
+  int rc = infer_same(I);
+  if (!rc) memcpy(I->last->stride, a->base_stride.v, sizeof(int64_t) * (size_t)I->last->ndim);
+  return rc;
+}
+
+static int scatter_base_cpu(const OpCall *c) {
+  const struct scatter_base_args *a = c->args;
+  copy_views(&c->in[0], &c->out[0]);
+  if (view_numel(&c->in[1]) == 0) return 0;
+  View part = at_geometry(&c->out[0], a->size.v, a->stride.v, a->size.n, a->offset);
+  return copy_views(&c->in[1], &part);
+}
+
+/* x laid out by base_stride, with src in the place of the view (size, stride, offset). For the tape. */
+OP(scatter_base, .signature = "scatter_base(Tensor x, Tensor src, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor",
+   .flags = OP_HIDDEN, .infer = scatter_base_infer, .cpu = scatter_base_cpu)

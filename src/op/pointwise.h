@@ -1,0 +1,139 @@
+/* Pointwise ops: one line each, a C expression over the elements.
+ *
+ *   POINTWISE1(silu, "silu(Tensor x) -> Tensor", OP_FLOAT_OUT | OP_INPLACE, x / (K(1) + exp(-x)))
+ *
+ * In the expression the inputs have their names of the macro (x; a, b; x, a, b), `o->NAME` are the arguments, K(1.5) is a constant of the compute
+ * type, and the functions of math.h work for float and double alike. The same text serves the CPU kernels here (float, double and, with
+ * the _ALL forms, int64), the CUDA kernels and fused kernels. Results are computed in blocks; a remainder is computed in a padded block by the same
+ * vector code, so that an element's value never depends on where it stands. */
+#ifndef MF_POINTWISE_H
+#define MF_POINTWISE_H
+#include <math.h>
+
+#include "op_args.h"
+#include "pointwise_run.h"
+
+/* Prototypes with vector variants in glibc's libmvec; without them (clang, other machines) the loops call the scalar functions. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define MF_SIMD __attribute__((simd("notinbranch")))
+#define MF_SIMD_FUNCTION(fn) extern double fn(double) MF_SIMD; extern float fn##f(float) MF_SIMD;
+MF_SIMD_FUNCTION(exp) MF_SIMD_FUNCTION(expm1) MF_SIMD_FUNCTION(log) MF_SIMD_FUNCTION(log1p) MF_SIMD_FUNCTION(log2) MF_SIMD_FUNCTION(log10)
+MF_SIMD_FUNCTION(sin) MF_SIMD_FUNCTION(cos) MF_SIMD_FUNCTION(tan) MF_SIMD_FUNCTION(tanh) MF_SIMD_FUNCTION(sinh) MF_SIMD_FUNCTION(cosh)
+MF_SIMD_FUNCTION(asin) MF_SIMD_FUNCTION(acos) MF_SIMD_FUNCTION(atan) MF_SIMD_FUNCTION(asinh) MF_SIMD_FUNCTION(acosh) MF_SIMD_FUNCTION(atanh)
+MF_SIMD_FUNCTION(erf) MF_SIMD_FUNCTION(erfc) MF_SIMD_FUNCTION(exp2)
+extern double pow(double, double) MF_SIMD;
+extern float powf(float, float) MF_SIMD;
+#endif
+
+/* One name for both float types in expressions; libm's names, so that the text is plain C in CUDA as well. */
+#define MF_GENERIC1(fn, v) _Generic((v), float: fn##f, default: fn)(v)
+#define MF_GENERIC2(fn, v, w) _Generic((v) + (w), float: fn##f, default: fn)(v, w)
+#define exp(v) MF_GENERIC1(exp, v)
+#define exp2(v) MF_GENERIC1(exp2, v)
+#define expm1(v) MF_GENERIC1(expm1, v)
+#define log(v) MF_GENERIC1(log, v)
+#define log1p(v) MF_GENERIC1(log1p, v)
+#define log2(v) MF_GENERIC1(log2, v)
+#define log10(v) MF_GENERIC1(log10, v)
+#define sin(v) MF_GENERIC1(sin, v)
+#define cos(v) MF_GENERIC1(cos, v)
+#define tan(v) MF_GENERIC1(tan, v)
+#define sinh(v) MF_GENERIC1(sinh, v)
+#define cosh(v) MF_GENERIC1(cosh, v)
+#define tanh(v) MF_GENERIC1(tanh, v)
+#define asin(v) MF_GENERIC1(asin, v)
+#define acos(v) MF_GENERIC1(acos, v)
+#define atan(v) MF_GENERIC1(atan, v)
+#define asinh(v) MF_GENERIC1(asinh, v)
+#define acosh(v) MF_GENERIC1(acosh, v)
+#define atanh(v) MF_GENERIC1(atanh, v)
+#define erf(v) MF_GENERIC1(erf, v)
+#define erfc(v) MF_GENERIC1(erfc, v)
+#define sqrt(v) MF_GENERIC1(sqrt, v)
+#define fabs(v) MF_GENERIC1(fabs, v)
+#define floor(v) MF_GENERIC1(floor, v)
+#define ceil(v) MF_GENERIC1(ceil, v)
+#define trunc(v) MF_GENERIC1(trunc, v)
+#define nearbyint(v) MF_GENERIC1(nearbyint, v)
+#define pow(v, w) MF_GENERIC2(pow, v, w)
+#define fmod(v, w) MF_GENERIC2(fmod, v, w)
+#define atan2(v, w) MF_GENERIC2(atan2, v, w)
+
+#define K(v) ((T)(v))
+
+/* A kernel of one compute type; n is a multiple of 16. `ivdep`: output and input may be the same block, never shifted ones. */
+#define PW_HEAD(name, C, CT)                                                                                        \
+  static void name##_##C(int64_t n, const void *args_, const void *const *in_, void *out_) {                        \
+    typedef CT T;                                                                                                   \
+    const struct name##_args *o = args_;                                                                            \
+    (void)o, (void)in_;
+#define PW_IVDEP _Pragma("GCC ivdep")
+#define PW_LOOP(OT, decl, expr)                                                                                     \
+    OT *out = out_;                                                                                                 \
+    n &= ~(int64_t)15;                                                                                              \
+    PW_IVDEP for (int64_t i = 0; i < n; i++) { decl out[i] = (OT)(expr); }                                          \
+  }
+#define PW_IN1 const T *p0 = in_[0];
+#define PW_IN2 PW_IN1 const T *p1 = in_[1];
+#define PW_IN3 PW_IN2 const T *p2 = in_[2];
+#define PW_IN4 PW_IN3 const T *p3 = in_[3];
+#define PW_X T x = p0[i]; (void)x;
+#define PW_AB T a = p0[i], b = p1[i]; (void)a, (void)b;
+#define PW_XAB T x = p0[i], a = p1[i], b = p2[i]; (void)x, (void)a, (void)b;
+#define PW_XABC T x = p0[i], a = p1[i], b = p2[i], c = p3[i]; (void)x, (void)a, (void)b, (void)c;
+
+#define PW_RECORD(name, sig, flag, rule, lin, text, ...)                                                            \
+  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule, .linear = lin, .cpu = pointwise_cpu, \
+     .expression = text, .pointwise = {__VA_ARGS__})
+
+/* Floats only (whole numbers are computed as float32 under OP_FLOAT_OUT, refused otherwise). */
+#define POINTWISE1(name, sig, flags, expr)                                                                          \
+  PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(T, PW_X, expr)                                                           \
+  PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(T, PW_X, expr)                                                          \
+  PW_RECORD(name, sig, flags, "...", NULL, #expr, name##_f32, name##_f64, NULL)
+#define POINTWISE2(name, sig, flags, expr)                                                                          \
+  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                          \
+  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                         \
+  PW_RECORD(name, sig, flags, "..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
+#define POINTWISE3(name, sig, flags, expr)                                                                          \
+  PW_HEAD(name, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, expr)                                                         \
+  PW_HEAD(name, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, expr)                                                        \
+  PW_RECORD(name, sig, flags, "..., ..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
+#define POINTWISE4(name, sig, flags, expr)                                                                          \
+  PW_HEAD(name, f32, float) PW_IN4 PW_LOOP(T, PW_XABC, expr)                                                        \
+  PW_HEAD(name, f64, double) PW_IN4 PW_LOOP(T, PW_XABC, expr)                                                       \
+  PW_RECORD(name, sig, flags, "..., ..., ..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
+
+/* Floats and whole numbers. The last argument of the 2 form says how partial sums pass. */
+#define POINTWISE1_ALL(name, sig, flags, expr, expr_int)                                                            \
+  PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(T, PW_X, expr)                                                           \
+  PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(T, PW_X, expr)                                                          \
+  PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, expr_int)                                                     \
+  PW_RECORD(name, sig, flags, "...", NULL, #expr, name##_f32, name##_f64, name##_i64)
+#define POINTWISE2_ALL(name, sig, flags, linear_, expr, expr_int)                                                   \
+  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                          \
+  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                         \
+  PW_HEAD(name, i64, int64_t) PW_IN2 PW_LOOP(T, PW_AB, expr_int)                                                    \
+  PW_RECORD(name, sig, flags, "..., ...", linear_, #expr, name##_f32, name##_f64, name##_i64)
+
+/* Comparisons and tests: bool results from all dtypes. */
+#define POINTWISE1_BOOL(name, sig, flags, expr)                                                                     \
+  PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(uint8_t, PW_X, expr)                                                     \
+  PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(uint8_t, PW_X, expr)                                                    \
+  PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(uint8_t, PW_X, expr)                                                   \
+  PW_RECORD(name, sig, (flags) | OP_BOOL_OUT | OP_NO_GRAD, "...", NULL, #expr, name##_f32, name##_f64, name##_i64)
+#define POINTWISE2_BOOL(name, sig, flags, expr)                                                                     \
+  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(uint8_t, PW_AB, expr)                                                    \
+  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(uint8_t, PW_AB, expr)                                                   \
+  PW_HEAD(name, i64, int64_t) PW_IN2 PW_LOOP(uint8_t, PW_AB, expr)                                                  \
+  PW_RECORD(name, sig, (flags) | OP_BOOL_OUT | OP_NO_GRAD, "..., ...", NULL, #expr, name##_f32, name##_f64, name##_i64)
+
+/* Whole numbers and bool only. */
+#define POINTWISE1_INT(name, sig, flags, expr)                                                                      \
+  PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, expr)                                                         \
+  PW_RECORD(name, sig, (flags) | OP_INT_ONLY | OP_NO_GRAD, "...", NULL, #expr, NULL, NULL, name##_i64)
+#define POINTWISE2_INT(name, sig, flags, expr)                                                                      \
+  PW_HEAD(name, i64, int64_t) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                        \
+  PW_RECORD(name, sig, (flags) | OP_INT_ONLY | OP_NO_GRAD, "..., ...", NULL, #expr, NULL, NULL, name##_i64)
+
+#endif

@@ -1,0 +1,112 @@
+/* The driver of pointwise kernels: walks all operands together in blocks, converting what is not of the compute type or not contiguous.
+ *
+ * Static, since it belongs to one instruction set. Operands are one of three kinds: flat ones are used in place, constant ones (numbers, 0-d,
+ * broadcast to all) are filled into a block once a thread, others are gathered block by block. */
+#ifndef MF_POINTWISE_RUN_H
+#define MF_POINTWISE_RUN_H
+#include "block.h"
+#include "thread.h"
+
+enum { PW_GRAIN = 1 << 15, PW_PAD = 16 };
+
+typedef enum PwKind { PW_FLAT, PW_CONSTANT, PW_GATHER } PwKind;
+
+typedef struct PwJob {
+  Walk walk;
+  PointwiseFn *fn;
+  const void *args;
+  PointwiseClass cls;
+  PwKind kind[WALK_OPERANDS];
+  BlockConvert *convert[WALK_OPERANDS]; /* [0] stores */
+  size_t out_size;                      /* bytes an element that the kernel writes */
+  bool all_flat;
+} PwJob;
+
+static inline size_t pw_class_size(PointwiseClass c) {
+  return c == PW_F32 ? 4 : 8;
+}
+
+/* Fills a constant operand's block. */
+static void pw_fill(const PwJob *j, int k, BlockBuffer *buffer) {
+  j->convert[k](1, j->walk.data[k], 1, buffer);
+  if (j->cls == PW_F32)
+    for (int i = 1; i < BLOCK; i++) buffer->f32[i] = buffer->f32[0];
+  else
+    for (int i = 1; i < BLOCK; i++) buffer->i64[i] = buffer->i64[0];
+}
+
+/* One block of n <= BLOCK elements from `first`. */
+static void pw_block(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buffers) {
+  const void *in[WALK_OPERANDS];
+  size_t size = pw_class_size(j->cls);
+  int64_t padded = (n + PW_PAD - 1) & ~(int64_t)(PW_PAD - 1);
+  for (int k = 1; k < j->walk.n; k++) {
+    char *flat = j->walk.data[k] + first * (int64_t)size;
+    in[k - 1] = &buffers[k];
+    if (j->kind[k] == PW_GATHER) walk_rows(&j->walk, k, first, n, j->convert[k], &buffers[k], size, false);
+    else if (j->kind[k] == PW_FLAT && padded == n) in[k - 1] = flat;
+    else if (j->kind[k] == PW_FLAT) memcpy(&buffers[k], flat, (size_t)n * size);
+    if (padded != n && j->kind[k] != PW_CONSTANT) memset((char *)&buffers[k] + (size_t)n * size, 0, (size_t)(padded - n) * size);
+  }
+  if (j->kind[0] == PW_FLAT && padded == n) {
+    j->fn(n, j->args, in, j->walk.data[0] + first * (int64_t)j->out_size);
+    return;
+  }
+  j->fn(padded, j->args, in, &buffers[0]);
+  if (j->kind[0] == PW_FLAT) memcpy(j->walk.data[0] + first * (int64_t)j->out_size, &buffers[0], (size_t)n * j->out_size);
+  else walk_rows(&j->walk, 0, first, n, j->convert[0], &buffers[0], j->out_size, true);
+}
+
+static void pw_range(int64_t begin, int64_t end, void *arg) {
+  const PwJob *j = arg;
+  BlockBuffer buffers[WALK_OPERANDS];
+  if (j->all_flat) {
+    const void *in[WALK_OPERANDS];
+    size_t size = pw_class_size(j->cls);
+    int64_t whole = (end - begin) & ~(int64_t)(PW_PAD - 1);
+    for (int k = 1; k < j->walk.n; k++) in[k - 1] = j->walk.data[k] + begin * (int64_t)size;
+    if (whole) j->fn(whole, j->args, in, j->walk.data[0] + begin * (int64_t)j->out_size);
+    if (begin + whole < end) pw_block(j, begin + whole, end - begin - whole, buffers);
+    return;
+  }
+  for (int k = 1; k < j->walk.n; k++)
+    if (j->kind[k] == PW_CONSTANT) pw_fill(j, k, &buffers[k]);
+  for (int64_t i = begin; i < end; i += BLOCK) pw_block(j, i, end - i < BLOCK ? end - i : BLOCK, buffers);
+}
+
+/* Kernels with bool results write bytes; a result with gaps is scattered byte by byte. */
+static void block_copy_u8(int64_t n, const void *from, int64_t step, void *to) {
+  const uint8_t *src = from;
+  uint8_t *dst = to;
+  for (int64_t i = 0; i < n; i++) dst[i * step] = src[i];
+}
+
+/* Runs `fn` of class `cls`, which writes bool when `bool_out`, over the operands. */
+static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+  PwJob j = {.fn = fn, .args = args, .cls = cls, .out_size = bool_out ? 1 : pw_class_size(cls), .all_flat = true};
+  walk_init(&j.walk, out, n_in, in);
+  if (j.walk.numel == 0) return 0;
+  bool native = bool_out ? out->dtype == BOOL : block_is_native((DType)out->dtype, cls);
+  j.kind[0] = native && walk_is_flat(&j.walk, 0) ? PW_FLAT : PW_GATHER;
+  j.convert[0] = bool_out ? block_copy_u8 : block_stores[cls][out->dtype];
+  for (int k = 0; k < n_in; k++) {
+    j.convert[k + 1] = block_loads[cls][in[k].dtype];
+    bool flat = block_is_native((DType)in[k].dtype, cls) && walk_is_flat(&j.walk, k + 1);
+    j.kind[k + 1] = flat ? PW_FLAT : walk_is_constant(&j.walk, k + 1) ? PW_CONSTANT : PW_GATHER;
+  }
+  for (int k = 0; k <= n_in; k++) j.all_flat &= j.kind[k] == PW_FLAT;
+  mf_parallel(j.walk.numel, PW_GRAIN, pw_range, &j);
+  return 0;
+}
+
+/* The launch of every record made by the POINTWISE macros. */
+static int pointwise_cpu(const OpCall *c) __attribute__((unused));
+static int pointwise_cpu(const OpCall *c) {
+  const OpSpec *spec = c->op->spec[OP_ISA];
+  bool bool_out = spec->flags & OP_BOOL_OUT;
+  PointwiseClass cls = block_class(bool_out ? op_promote_views(c->n_in, c->in) : (DType)c->out[0].dtype);
+  if (!spec->pointwise[cls]) return err_set(MF_EINVAL, "%s: no kernel for %s", c->op->name, dtype_name((DType)c->out[0].dtype));
+  return pw_run(spec->pointwise[cls], cls, bool_out, c->args, c->n_in, c->in, &c->out[0]);
+}
+
+#endif
