@@ -38,8 +38,11 @@ int disk_open(const char *path, int *fd, int64_t *size) {
   if (fstat(*fd, &st)) code = fail("cannot open");
   else if (S_ISDIR(st.st_mode)) code = err_set(MF_EIO, "is a folder");
   else if (!S_ISREG(st.st_mode)) code = err_set(MF_EIO, "is not a regular file");
-  if (code) close(*fd);
-  else *size = st.st_size;
+  *size = code ? 0 : st.st_size;
+  if (code) {
+    close(*fd);
+    *fd = -1;
+  }
   return code;
 }
 

@@ -5,7 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Opens a regular file for reading; anything else (a folder, a pipe) is MF_EIO. */
+/* Opens a regular file for reading; anything else (a folder, a pipe) is MF_EIO, and
+ * *fd -1. */
 int disk_open(const char *path, int *fd, int64_t *size);
 
 /* Reads exactly n bytes at offset; a shorter file is MF_EIO. */

@@ -314,7 +314,7 @@ void safetensors_close(Safetensors *f) {
   mem_free(f->entries);
   mem_free(f->metadata);
   mem_free(f->path);
-  close(f->fd);
+  if (f->fd >= 0) close(f->fd);
   *f = (Safetensors){.fd = -1};
 }
 

@@ -34,6 +34,7 @@ int safetensors_open(Safetensors *f, const char *path);
 
 /* Copies the bytes of one entry to dst, which has room for them. */
 int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst);
+/* Also of one that is closed, or is only {.fd = -1}. */
 void safetensors_close(Safetensors *f);
 
 /* A file being written. Create places the entries (name, dtype and shape are the caller's, begin and

@@ -1,0 +1,103 @@
+-- The prompt: reads, evaluates, prints. Only `run` does input; the rest is called with text, so that specs need no terminal.
+--
+-- An input is tried as an expression first, whose values are printed, then as a statement. It is incomplete, and another line is
+-- asked for, when either attempt fails only because the text ends. Typed chunks are not compiled to machine code, so that Ctrl-C
+-- reaches every loop in them; modules they call are.
+local prompt = {}
+
+local FIRST, NEXT = '> ', '>> '
+local EXPECTED_EQUAL = "'=' expected near '<eof>'" -- a typo such as `x = y z`: no further line would help
+local UNFINISHED_STRING = '^[^\n]*unfinished string'
+
+local function ends_early(message, text)
+  if message:sub(-7) ~= "'<eof>'" then return false end
+  if message:sub(-#EXPECTED_EQUAL) == EXPECTED_EQUAL then return false end
+  return not message:find(UNFINISHED_STRING) or text:sub(-1) == '\\'
+end
+
+-- Returns a function; or nil and true when the text needs another line; or nil, false and the message.
+function prompt.compile(text, name)
+  name = name or '=stdin'
+  text = text:gsub('^%s*=', '', 1)
+  local expression, why = loadstring('return ' .. text, name)
+  if expression then return expression end
+  local statement, message = loadstring(text, name)
+  if statement then return statement end
+  if ends_early(message, text) or ends_early(why, text) then return nil, true end
+  return nil, false, message
+end
+
+-- The traceback of an error in a chunk, without the frames of this file.
+local function explain(message)
+  if type(message) ~= 'string' and not (getmetatable(message) or {}).__tostring then
+    return '(error object is a ' .. type(message) .. ' value)'
+  end
+  local text = debug.traceback(tostring(message), 2)
+  return (text:gsub("\n%s*%[C%]: in function 'xpcall'.*", ''))
+end
+
+local function show(...)
+  for i = 1, select('#', ...) do
+    io.write(i > 1 and '\t' or '', tostring((select(i, ...))))
+  end
+  if select('#', ...) > 0 then io.write('\n') end
+end
+
+local function finish(silent, ok, ...)
+  if not ok then return false, (...) end
+  if silent then return true end
+  local shown, message = xpcall(show, explain, ...) -- a __tostring may fail
+  return shown, message
+end
+
+-- Runs a compiled input and prints its values, unless the text ends in ';'. Returns false and the text of an error.
+function prompt.evaluate(chunk, text)
+  if jit then jit.off(chunk, true) end
+  return finish(text:find(';%s*$') ~= nil, xpcall(chunk, explain))
+end
+
+local function complain(message)
+  io.stdout:flush()
+  io.stderr:write(message, '\n')
+  collectgarbage()
+end
+
+-- Reads one whole input. `read` is as prompt.run's. Returns a chunk and its text; nil at the end; false when there is nothing to run.
+local function input(read)
+  local text
+  while true do
+    local line = read(text and NEXT or FIRST)
+    if line == false then
+      io.write('\n')
+      return false
+    end
+    if line == nil and not text then return nil end
+    text = text and text .. '\n' .. (line or '') or line
+    local chunk, incomplete, message = prompt.compile(text)
+    if chunk then return chunk, text end
+    if not incomplete or line == nil then
+      complain(message or 'the input ends too early')
+      return false
+    end
+  end
+end
+
+-- The loop. read(prompt) returns a line, nil at the end, or false when the user wants to drop the input so far.
+function prompt.run(read)
+  local warned = false
+  while true do
+    local chunk, text = input(read)
+    if chunk == nil then break end
+    if chunk then
+      local ok, message = prompt.evaluate(chunk, text)
+      if not ok then complain(message) end
+      if ok and not warned and text:find '^%s*local%s' then
+        warned = true
+        complain "a local lasts for one input only; without 'local' the value is kept"
+      end
+    end
+  end
+  io.write('\n')
+end
+
+return prompt
