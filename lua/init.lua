@@ -1,0 +1,26 @@
+-- The module `mf`: what the C binding made (moonflow.core), with the Lua parts on top. nn, optim and data are loaded on first use, so
+-- that a short script starts fast.
+local mf = require 'moonflow.core'
+
+if not mf._ready then
+  mf._ready = true
+  require 'moonflow.ops'
+  mf._set_gradients(require 'moonflow.grad')
+  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', save = 'moonflow.save', load = 'moonflow.save' }
+  setmetatable(mf, {
+    __index = function(_, key)
+      local name = lazy[key]
+      if not name then return nil end
+      local loaded = require(name)
+      if key == 'save' or key == 'load' then
+        rawset(mf, 'save', loaded.save)
+        rawset(mf, 'load', loaded.load)
+        return loaded[key]
+      end
+      rawset(mf, key, loaded)
+      return loaded
+    end,
+  })
+end
+
+return mf

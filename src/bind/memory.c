@@ -1,0 +1,76 @@
+/* Memory and the state as a whole: mf.scope, mf.memory_stats, mf.empty_cache, seeds, threads. */
+#include <string.h>
+
+#include "state.h"
+#include "thread.h"
+
+/* mf.scope(f, ...): f's results; every other tensor that f made is released, but for what the tape keeps. */
+static int scope(lua_State *L) {
+  State *S = bind_state(L);
+  luaL_checktype(L, 1, LUA_TFUNCTION);
+  uint32_t mark = bind_scope_begin(S);
+  int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+  bind_scope_end(S, L, mark, 1, rc ? 0 : lua_gettop(L));
+  return rc ? lua_error(L) : lua_gettop(L);
+}
+
+static Device *device_at(State *S, lua_State *L, int index, const char *function) {
+  int64_t type = DEVICE_CPU;
+  if (!lua_isnoneornil(L, index) && bind_read_device(S, L, index, function, "device", &type)) bind_raise(L);
+  return S->context->devices[type];
+}
+
+/* mf.memory_stats(device): bytes in use, at the peak, cached; the limit; how many allocations there were. */
+static int memory_stats(lua_State *L) {
+  DeviceStats m = device_stats(device_at(bind_state(L), L, 1, "memory_stats"));
+  lua_createtable(L, 0, 5);
+  lua_pushnumber(L, (double)m.in_use), lua_setfield(L, -2, "in_use");
+  lua_pushnumber(L, (double)m.peak), lua_setfield(L, -2, "peak");
+  lua_pushnumber(L, (double)m.cached), lua_setfield(L, -2, "cached");
+  lua_pushnumber(L, (double)m.limit), lua_setfield(L, -2, "limit");
+  lua_pushnumber(L, (double)m.allocations), lua_setfield(L, -2, "allocations");
+  return 1;
+}
+
+static int empty_cache(lua_State *L) {
+  Device *d = device_at(bind_state(L), L, 1, "empty_cache");
+  d->api->empty_cache(d);
+  return 0;
+}
+
+static int reset_peak_memory(lua_State *L) {
+  device_reset_peak(device_at(bind_state(L), L, 1, "reset_peak_memory"));
+  return 0;
+}
+
+/* mf.set_memory_limit(bytes, device): allocations beyond it fail; 0 for none. */
+static int set_memory_limit(lua_State *L) {
+  int64_t bytes;
+  if (bind_read_int(L, 1, "set_memory_limit", "bytes", &bytes)) return bind_raise(L);
+  if (bytes < 0) return bind_error(L, "set_memory_limit: bytes must not be negative");
+  device_set_limit(device_at(bind_state(L), L, 2, "set_memory_limit"), (size_t)bytes);
+  return 0;
+}
+
+static int get_num_threads(lua_State *L) {
+  lua_pushinteger(L, thread_count());
+  return 1;
+}
+
+static int set_num_threads(lua_State *L) {
+  int64_t n;
+  if (bind_read_int(L, 1, "set_num_threads", "n", &n)) return bind_raise(L);
+  if (n < 1 || n > 4096) return bind_error(L, "set_num_threads: n must be between 1 and 4096, is %d", (int)n);
+  thread_set_count((int)n);
+  return 0;
+}
+
+void bind_open_memory(State *S, lua_State *L) {
+  bind_function(S, L, "scope", scope);
+  bind_function(S, L, "memory_stats", memory_stats);
+  bind_function(S, L, "empty_cache", empty_cache);
+  bind_function(S, L, "reset_peak_memory", reset_peak_memory);
+  bind_function(S, L, "set_memory_limit", set_memory_limit);
+  bind_function(S, L, "get_num_threads", get_num_threads);
+  bind_function(S, L, "set_num_threads", set_num_threads);
+}

@@ -1,0 +1,93 @@
+/* The binding's state in one Lua state, and the values it makes.
+ *
+ * Every C function of the binding is a closure whose first upvalue is the State. A function that holds resources does not raise: it returns a code,
+ * cleans up, and only then calls bind_raise. Tensors on Lua's side are userdata of type Handle; the count of a handle is released by its
+ * collector, or at the end of the scope in which it was made. */
+#ifndef MF_BIND_STATE_H
+#define MF_BIND_STATE_H
+#include <lauxlib.h>
+#include <lua.h>
+
+#include "eager.h"
+#include "vec.h"
+
+/* The userdata of a tensor. `scope` is its place + 1 in State.scope, 0 when it is in none. */
+typedef struct Handle {
+  Tensor *t;        /* NULL: released with its scope */
+  uint32_t scope;
+} Handle;
+
+typedef struct State {
+  lua_State *L;             /* on which the current backward pass runs */
+  Eager *E;
+  Context *context;
+  VEC(Handle *) scope;      /* handles made since scopes began; NULL: collected or released */
+  int scope_depth;
+  int tensor_mt, dtype_mt, shape_mt, generator_mt; /* references in the registry */
+  int methods, handles, gradients, core;  /* tables: tensor methods; weak Tensor* -> userdata; gradient lines by op; the module */
+  bool closing;
+} State;
+
+static inline State *bind_state(lua_State *L) {
+  return lua_touserdata(L, lua_upvalueindex(1));
+}
+
+/* Raises the current error text with the position of the Lua caller. */
+int bind_raise(lua_State *L);
+/* The same with a text. */
+int bind_error(lua_State *L, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Pushes a tensor, taking one count (also on failure, which raises). NULL pushes nil. */
+void bind_push(State *S, lua_State *L, Tensor *t);
+/* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count of its own. */
+void bind_push_shared(State *S, lua_State *L, Tensor *t);
+/* The tensor at an index or NULL; never raises. Freed handles give NULL. */
+Tensor *bind_to_tensor(State *S, lua_State *L, int index);
+/* The tensor at an index; raises "FUNCTION: ARG must be a tensor, is ...". */
+Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg);
+
+/* -- Readers: one per kind of argument; 0 or a code with the text set ------------------------------------------------------------------ */
+
+/* A whole number (a Lua number without fraction, |v| <= 2^53, or an int64 cdata). */
+int bind_read_int(lua_State *L, int index, const char *function, const char *arg, int64_t *out);
+int bind_read_dtype(State *S, lua_State *L, int index, const char *function, const char *arg, int64_t *out);
+int bind_read_device(State *S, lua_State *L, int index, const char *function, const char *arg, int64_t *out);
+/* A table of whole numbers (or a shape). */
+int bind_read_ints(lua_State *L, int index, const char *function, const char *arg, IntList *out);
+void bind_push_dtype(State *S, lua_State *L, int dtype);
+void bind_push_shape(State *S, lua_State *L, int ndim, const int64_t *shape);
+/* What a value is, for error texts: "nil", "a string", "a tensor (2, 3) of float32"; into buf. */
+const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n);
+
+/* The op with Lua's arguments from index `first` on; pushes the results and returns their number, or a negative value on failure (text set). */
+int bind_call(State *S, lua_State *L, const Op *op, int first, bool into);
+
+/* Pays what storages cost to Lua's collector, when enough has gathered. */
+void bind_pay(State *S, lua_State *L);
+
+/* -- Scopes --------------------------------------------------------------------------------------------------------------------------- */
+
+/* Handles made from here on are released at the matching end, but for those at the n stack indices from `first`. */
+uint32_t bind_scope_begin(State *S);
+void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n);
+
+/* -- Parts of the module: each adds its functions to the module table at the top of the stack ------------------------------------------------- */
+
+/* Adds `name` as a closure over the state to the table at the top. */
+void bind_function(State *S, lua_State *L, const char *name, lua_CFunction f);
+void bind_open_tensor(State *S, lua_State *L);
+void bind_open_ops(State *S, lua_State *L);
+void bind_open_grad(State *S, lua_State *L);
+void bind_open_memory(State *S, lua_State *L);
+/* The State of L, or NULL before require. */
+State *bind_find_state(lua_State *L);
+
+/* index.c: subscripts. bind_index: stack (tensor, key); pushes the result. bind_newindex: stack (tensor, key, value). */
+int bind_index(lua_State *L);
+int bind_newindex(lua_State *L);
+/* Others, where they exist: their files register themselves through these. */
+void bind_open_index(State *S, lua_State *L);
+void bind_open_print(State *S, lua_State *L);
+void bind_open_file(State *S, lua_State *L);
+
+#endif

@@ -1,0 +1,519 @@
+/* Tensors on Lua's side: userdata, properties, methods that are not ops.
+ *
+ * x.NAME looks first among the methods, then among the properties; other keys are subscripts (index.c). A result of an op gets a new userdata. A tensor that C
+ * keeps as well (a gradient) has one userdata, found again through a weak table. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "state.h"
+
+/* -- Errors ----------------------------------------------------------------------------------------------------------------- */
+
+int bind_raise(lua_State *L) {
+  luaL_where(L, 1);
+  lua_pushstring(L, err_text());
+  lua_concat(L, 2);
+  return lua_error(L);
+}
+
+int bind_error(lua_State *L, const char *format, ...) {
+  va_list args;
+  luaL_where(L, 1);
+  va_start(args, format);
+  lua_pushvfstring(L, format, args);
+  va_end(args);
+  lua_concat(L, 2);
+  return lua_error(L);
+}
+
+/* -- Handles ------------------------------------------------------------------------------------------------------------------ */
+
+void bind_push(State *S, lua_State *L, Tensor *t) {
+  if (!t) {
+    lua_pushnil(L);
+    return;
+  }
+  Handle *h = lua_newuserdata(L, sizeof *h);
+  h->t = t;
+  h->scope = 0;
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
+  lua_setmetatable(L, -2);
+  if (S->scope_depth && vec_push(&S->scope, h)) h->scope = (uint32_t)S->scope.n;
+}
+
+void bind_push_shared(State *S, lua_State *L, Tensor *t) {
+  if (!t) {
+    lua_pushnil(L);
+    return;
+  }
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->handles);
+  if (t->registered) {
+    lua_pushlightuserdata(L, t);
+    lua_rawget(L, -2);
+    Handle *h = lua_touserdata(L, -1);
+    if (h && h->t == t) {
+      lua_remove(L, -2);
+      return;
+    }
+    lua_pop(L, 1);
+  }
+  int depth = S->scope_depth;
+  S->scope_depth = 0; /* it outlives the scope: C keeps it */
+  bind_push(S, L, tensor_retain(t));
+  S->scope_depth = depth;
+  lua_pushlightuserdata(L, t);
+  lua_pushvalue(L, -2);
+  lua_rawset(L, -4);
+  t->registered = true;
+  lua_remove(L, -2);
+}
+
+/* Makes the userdata at `index` the one that bind_push_shared finds. */
+static void share_handle(State *S, lua_State *L, int index, Tensor *t) {
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->handles);
+  lua_pushlightuserdata(L, t);
+  lua_pushvalue(L, index);
+  lua_rawset(L, -3);
+  lua_pop(L, 1);
+  t->registered = true;
+}
+
+Tensor *bind_to_tensor(State *S, lua_State *L, int index) {
+  if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index)) return NULL;
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
+  bool same = lua_rawequal(L, -1, -2);
+  lua_pop(L, 2);
+  return same ? ((Handle *)lua_touserdata(L, index))->t : NULL;
+}
+
+Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg) {
+  char what[160];
+  Tensor *t = bind_to_tensor(S, L, index);
+  if (!t) bind_error(L, "%s: %s must be a tensor, is %s", function, arg, bind_describe(S, L, index, what, sizeof what));
+  return t;
+}
+
+static int handle_gc(lua_State *L) {
+  State *S = bind_state(L);
+  Handle *h = lua_touserdata(L, 1);
+  if (h->scope && h->scope <= S->scope.n) S->scope.at[h->scope - 1] = NULL;
+  tensor_release(h->t);
+  h->t = NULL;
+  return 0;
+}
+
+uint32_t bind_scope_begin(State *S) {
+  S->scope_depth++;
+  return (uint32_t)S->scope.n;
+}
+
+void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n) {
+  S->scope_depth--;
+  size_t kept = mark;
+  for (size_t i = mark; i < S->scope.n; i++) {
+    Handle *h = S->scope.at[i];
+    if (!h) continue;
+    bool keep = false;
+    for (int k = 0; k < n && !keep; k++) keep = lua_touserdata(L, first + k) == h;
+    if (keep && S->scope_depth) { /* now of the scope around */
+      S->scope.at[kept++] = h;
+      h->scope = (uint32_t)kept;
+      continue;
+    }
+    h->scope = 0;
+    if (keep) continue;
+    tensor_release(h->t);
+    h->t = NULL;
+  }
+  S->scope.n = kept;
+}
+
+void bind_pay(State *S, lua_State *L) {
+  enum { BATCH = 64 << 20 };
+  int_fast64_t charged = atomic_load_explicit(&S->context->charged, memory_order_relaxed);
+  if (charged < BATCH) return;
+  atomic_fetch_sub_explicit(&S->context->charged, charged, memory_order_relaxed);
+  lua_gc(L, LUA_GCSTEP, (int)(charged >> 10 < 1 << 21 ? charged >> 10 : 1 << 21));
+}
+
+/* -- Values of other kinds ------------------------------------------------------------------------------------------------------ */
+
+void bind_push_dtype(State *S, lua_State *L, int dtype) {
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->dtype_mt);
+  lua_rawgeti(L, -1, dtype + 1); /* the metatable's array part holds the ten values */
+  lua_remove(L, -2);
+}
+
+static int dtype_tostring(lua_State *L) {
+  lua_pushstring(L, dtype_name((DType) * (int *)lua_touserdata(L, 1)));
+  return 1;
+}
+
+void bind_push_shape(State *S, lua_State *L, int ndim, const int64_t *shape) {
+  lua_createtable(L, ndim, 0);
+  for (int d = 0; d < ndim; d++) {
+    lua_pushnumber(L, (double)shape[d]);
+    lua_rawseti(L, -2, d + 1);
+  }
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->shape_mt);
+  lua_setmetatable(L, -2);
+}
+
+static int shape_tostring(lua_State *L) {
+  int n = (int)lua_objlen(L, 1);
+  luaL_Buffer b;
+  luaL_buffinit(L, &b);
+  luaL_addchar(&b, '(');
+  for (int i = 1; i <= n; i++) {
+    if (i > 1) luaL_addstring(&b, ", ");
+    lua_rawgeti(L, 1, i);
+    char text[32];
+    snprintf(text, sizeof text, "%.0f", lua_tonumber(L, -1));
+    lua_pop(L, 1);
+    luaL_addstring(&b, text);
+  }
+  luaL_addstring(&b, n == 1 ? ",)" : ")");
+  luaL_pushresult(&b);
+  return 1;
+}
+
+static int shape_eq(lua_State *L) {
+  size_t n = lua_objlen(L, 1);
+  bool same = n == lua_objlen(L, 2);
+  for (size_t i = 1; i <= n && same; i++) {
+    lua_rawgeti(L, 1, (int)i);
+    lua_rawgeti(L, 2, (int)i);
+    same = lua_rawequal(L, -1, -2);
+    lua_pop(L, 2);
+  }
+  lua_pushboolean(L, same);
+  return 1;
+}
+
+/* -- Properties ------------------------------------------------------------------------------------------------------------------ */
+
+/* x.data: the same memory without the tape. */
+static Tensor *detached(Tensor *t) {
+  return tensor_alias(t);
+}
+
+static void push_device(State *S, lua_State *L, const Tensor *t) {
+  lua_pushstring(L, S->context->devices[t->m.device]->api->name);
+}
+
+static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {
+  switch (key[0]) {
+    case 's':
+      if (!strcmp(key, "shape")) return bind_push_shape(S, L, t->m.ndim, t->m.shape), 1;
+      break;
+    case 'd':
+      if (!strcmp(key, "dtype")) return bind_push_dtype(S, L, t->m.dtype), 1;
+      if (!strcmp(key, "device")) return push_device(S, L, t), 1;
+      if (!strcmp(key, "data")) {
+        Tensor *d = detached(t);
+        if (!d) return bind_raise(L);
+        return bind_push(S, L, d), 1;
+      }
+      break;
+    case 'g':
+      if (!strcmp(key, "grad")) return bind_push_shared(S, L, t->ag ? t->ag->grad : NULL), 1;
+      if (!strcmp(key, "grad_fn")) {
+        Node *n;
+        int output;
+        if (tape_node(S->E, t, &n, &output)) return bind_raise(L);
+        if (n) lua_pushstring(L, n->op ? n->op->name : n->inner && n->inner->op ? n->inner->op->name : "view");
+        else lua_pushnil(L);
+        return 1;
+      }
+      break;
+    case 'r':
+      if (!strcmp(key, "requires_grad")) return lua_pushboolean(L, tensor_requires_grad(t)), 1;
+      break;
+    case 'n':
+      if (!strcmp(key, "ndim")) return lua_pushinteger(L, t->m.ndim), 1;
+      break;
+    case 'i':
+      if (!strcmp(key, "is_leaf")) return lua_pushboolean(L, tensor_is_leaf(t)), 1;
+      if (!strcmp(key, "is_rows")) return lua_pushboolean(L, t->row_ids != NULL), 1;
+      break;
+    case '_':
+      if (!strcmp(key, "_version")) return lua_pushinteger(L, t->storage ? storage_version(t->storage) : 0), 1;
+      break;
+  }
+  return 0;
+}
+
+static int tensor_index(lua_State *L) {
+  State *S = bind_state(L);
+  if (lua_type(L, 2) != LUA_TSTRING) return bind_index(L);
+  lua_pushvalue(L, 2);
+  lua_rawget(L, lua_upvalueindex(2));
+  if (!lua_isnil(L, -1)) return 1;
+  Tensor *t = ((Handle *)lua_touserdata(L, 1))->t;
+  const char *key = lua_tostring(L, 2);
+  if (!t) return bind_error(L, "the tensor was released at the end of its scope (reading .%s)", key);
+  int n = get_property(S, L, t, key);
+  if (n) return n;
+  if (t->row_ids && !strcmp(key, "ids")) return bind_push(S, L, tensor_retain(t->row_ids)), 1;
+  if (t->row_values && !strcmp(key, "values")) return bind_push(S, L, tensor_retain(t->row_values)), 1;
+  if (!strcmp(key, "...")) return bind_index(L);
+  lua_pushnil(L);
+  return 1;
+}
+
+static int set_grad(State *S, lua_State *L, Tensor *t) {
+  Tensor *g = NULL;
+  if (!lua_isnil(L, 3)) {
+    char want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
+    g = bind_check_tensor(S, L, 3, "grad", "the gradient");
+    if (g->m.ndim != t->m.ndim || memcmp(g->m.shape, t->m.shape, sizeof(int64_t) * (size_t)t->m.ndim))
+      return bind_error(L, "grad: the gradient has shape %s, the tensor %s", shape_text(g->m.ndim, g->m.shape, have),
+                        shape_text(t->m.ndim, t->m.shape, want));
+    if (g->m.dtype != t->m.dtype)
+      return bind_error(L, "grad: the gradient is %s, the tensor %s", dtype_name((DType)g->m.dtype), dtype_name((DType)t->m.dtype));
+  }
+  Autograd *ag = tensor_autograd(t);
+  if (!ag) return bind_raise(L);
+  tensor_retain(g);
+  tensor_release(ag->grad);
+  ag->grad = g;
+  if (g) share_handle(S, L, 3, g);
+  return 0;
+}
+
+static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
+  (void)S;
+  if (on && !dtype_is_float((DType)t->m.dtype))
+    return bind_error(L, "requires_grad: only float tensors have gradients, this is %s", dtype_name((DType)t->m.dtype));
+  if (!on && !tensor_is_leaf(t)) return bind_error(L, "requires_grad: only a leaf can be told to need none; use :detach()");
+  if (!on && !t->ag) return 0;
+  Autograd *ag = tensor_autograd(t);
+  if (!ag) return bind_raise(L);
+  ag->requires_grad = on;
+  return 0;
+}
+
+/* t.data = src: t takes src's memory and shape; its gradient and place in modules stay. */
+static int set_data(State *S, lua_State *L, Tensor *t) {
+  Tensor *src = bind_check_tensor(S, L, 3, "data", "the new data");
+  if (!src->storage) return bind_error(L, "data: a row-sparse tensor cannot be the data of another");
+  if (t->ag && t->ag->requires_grad && !dtype_is_float((DType)src->m.dtype))
+    return bind_error(L, "data: only float tensors have gradients, the new data is %s", dtype_name((DType)src->m.dtype));
+  storage_retain(src->storage);
+  storage_release(t->storage);
+  t->storage = src->storage;
+  t->m = src->m;
+  t->m.number = false;
+  if (t->ag && t->ag->accumulate) { /* a step may have seen the old shape: later ones get a new end of the tape */
+    t->ag->accumulate->leaf = NULL;
+    t->ag->accumulate = NULL;
+  }
+  return 0;
+}
+
+static int tensor_newindex(lua_State *L) {
+  State *S = bind_state(L);
+  if (lua_type(L, 2) != LUA_TSTRING) return bind_newindex(L);
+  const char *key = lua_tostring(L, 2);
+  if (!strcmp(key, "...")) return bind_newindex(L);
+  Tensor *t = bind_check_tensor(S, L, 1, key, "the tensor");
+  if (!strcmp(key, "grad")) return set_grad(S, L, t);
+  if (!strcmp(key, "data")) return set_data(S, L, t);
+  if (!strcmp(key, "requires_grad")) return set_requires_grad(S, L, t, lua_toboolean(L, 3));
+  return bind_error(L, "a tensor has no field '%s' to set; data, grad and requires_grad can be set", key);
+}
+
+/* -- Methods ----------------------------------------------------------------------------------------------------------------------- */
+
+static Tensor *self(lua_State *L, const char *name) {
+  return bind_check_tensor(bind_state(L), L, 1, name, "the first argument");
+}
+
+static int method_detach(lua_State *L) {
+  Tensor *t = detached(self(L, "detach"));
+  if (!t) return bind_raise(L);
+  bind_push(bind_state(L), L, t);
+  return 1;
+}
+
+static int method_requires_grad_(lua_State *L) {
+  Tensor *t = self(L, "requires_grad_");
+  set_requires_grad(bind_state(L), L, t, lua_isnoneornil(L, 2) || lua_toboolean(L, 2));
+  lua_settop(L, 1);
+  return 1;
+}
+
+static int method_retain_grad(lua_State *L) {
+  Tensor *t = self(L, "retain_grad");
+  if (!tensor_requires_grad(t)) return bind_error(L, "retain_grad: the tensor does not require a gradient");
+  if (!tensor_is_leaf(t)) t->ag->retain_grad = true;
+  lua_settop(L, 1);
+  return 1;
+}
+
+static int method_numel(lua_State *L) {
+  lua_pushnumber(L, (double)meta_numel(&self(L, "numel")->m));
+  return 1;
+}
+
+static int method_dim(lua_State *L) {
+  lua_pushinteger(L, self(L, "dim")->m.ndim);
+  return 1;
+}
+
+static int one_of(lua_State *L, const char *name, const int64_t *values) {
+  State *S = bind_state(L);
+  Tensor *t = self(L, name);
+  if (lua_isnoneornil(L, 2)) {
+    bind_push_shape(S, L, t->m.ndim, values);
+    return 1;
+  }
+  int64_t d;
+  if (bind_read_int(L, 2, name, "dim", &d)) return bind_raise(L);
+  if (d < -t->m.ndim || d >= t->m.ndim)
+    return bind_error(L, "%s: dim %d is out of range for %d dims", name, (int)d, t->m.ndim);
+  lua_pushnumber(L, (double)values[d < 0 ? d + t->m.ndim : d]);
+  return 1;
+}
+
+static int method_size(lua_State *L) {
+  return one_of(L, "size", self(L, "size")->m.shape);
+}
+
+static int method_stride(lua_State *L) {
+  return one_of(L, "stride", self(L, "stride")->m.stride);
+}
+
+static int method_storage_offset(lua_State *L) {
+  lua_pushnumber(L, (double)self(L, "storage_offset")->m.offset);
+  return 1;
+}
+
+static int method_is_contiguous(lua_State *L) {
+  Tensor *t = self(L, "is_contiguous");
+  const char *format = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "contiguous";
+  lua_pushboolean(L, !strcmp(format, "channels_last") ? shape_is_channels_last(t->m.ndim, t->m.shape, t->m.stride) : meta_is_contiguous(&t->m));
+  return 1;
+}
+
+static int method_is_floating_point(lua_State *L) {
+  lua_pushboolean(L, dtype_is_float((DType)self(L, "is_floating_point")->m.dtype));
+  return 1;
+}
+
+static int method_element_size(lua_State *L) {
+  lua_pushinteger(L, (int)dtype_size((DType)self(L, "element_size")->m.dtype));
+  return 1;
+}
+
+/* The address of the first element, for hosts and FFI: valid while the tensor lives and is not freed. */
+static int method_data_ptr(lua_State *L) {
+  Tensor *t = self(L, "data_ptr");
+  if (!t->storage || !tensor_has_data(t)) return bind_error(L, "data_ptr: the tensor has no memory");
+  lua_pushlightuserdata(L, tensor_data(t));
+  return 1;
+}
+
+static int method_is_set_to(lua_State *L) {
+  State *S = bind_state(L);
+  Tensor *a = self(L, "is_set_to"), *b = bind_check_tensor(S, L, 2, "is_set_to", "the other");
+  lua_pushboolean(L, a->storage && a->storage == b->storage);
+  return 1;
+}
+
+/* Gives the memory back at once, for all views of it; later use is an error. */
+static int method_free(lua_State *L) {
+  Tensor *t = self(L, "free");
+  if (t->storage) storage_free_now(t->storage);
+  return 0;
+}
+
+static int tensor_unm(lua_State *L) {
+  State *S = bind_state(L);
+  lua_settop(L, 1);
+  int n = bind_call(S, L, op_find("neg"), 1, false);
+  return n < 0 ? bind_raise(L) : n;
+}
+
+static int tensor_eq(lua_State *L) {
+  State *S = bind_state(L);
+  lua_pushboolean(L, bind_to_tensor(S, L, 1) == bind_to_tensor(S, L, 2));
+  return 1;
+}
+
+static int tensor_len(lua_State *L) {
+  Tensor *t = self(L, "#");
+  if (t->m.ndim == 0) return bind_error(L, "#: a 0-d tensor has no length");
+  lua_pushnumber(L, (double)t->m.shape[0]);
+  return 1;
+}
+
+static int is_tensor(lua_State *L) {
+  lua_pushboolean(L, bind_to_tensor(bind_state(L), L, 1) != NULL);
+  return 1;
+}
+
+/* -- Opening ------------------------------------------------------------------------------------------------------------------------- */
+
+void bind_function(State *S, lua_State *L, const char *name, lua_CFunction f) {
+  lua_pushlightuserdata(L, S);
+  lua_pushcclosure(L, f, 1);
+  lua_setfield(L, -2, name);
+}
+
+static void open_dtypes(State *S, lua_State *L) {
+  lua_newtable(L);
+  for (int t = 0; t < DTYPE_COUNT; t++) {
+    *(int *)lua_newuserdata(L, sizeof(int)) = t;
+    lua_pushvalue(L, -2);
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, -4, dtype_name((DType)t)); /* mf.float32 */
+    lua_rawseti(L, -2, t + 1);
+  }
+  bind_function(S, L, "__tostring", dtype_tostring);
+  lua_pushliteral(L, "dtype");
+  lua_setfield(L, -2, "__metatable");
+  S->dtype_mt = luaL_ref(L, LUA_REGISTRYINDEX);
+}
+
+void bind_open_tensor(State *S, lua_State *L) {
+  static const luaL_Reg methods[] = {
+    {"detach", method_detach}, {"requires_grad_", method_requires_grad_}, {"retain_grad", method_retain_grad}, {"numel", method_numel},
+    {"dim", method_dim}, {"size", method_size}, {"stride", method_stride}, {"storage_offset", method_storage_offset},
+    {"is_contiguous", method_is_contiguous}, {"is_floating_point", method_is_floating_point}, {"element_size", method_element_size},
+    {"data_ptr", method_data_ptr}, {"is_set_to", method_is_set_to}, {"free", method_free}, {NULL, NULL}};
+  open_dtypes(S, L);
+  lua_newtable(L);
+  bind_function(S, L, "__tostring", shape_tostring);
+  bind_function(S, L, "__eq", shape_eq);
+  S->shape_mt = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_newtable(L); /* methods */
+  for (const luaL_Reg *m = methods; m->name; m++) bind_function(S, L, m->name, m->func);
+  lua_pushvalue(L, -1);
+  S->methods = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, -3, "Tensor"); /* mf.Tensor: the table of methods, to which composed ops are added */
+  lua_newtable(L); /* metatable */
+  lua_pushlightuserdata(L, S);
+  lua_pushvalue(L, -3);
+  lua_pushcclosure(L, tensor_index, 2);
+  lua_setfield(L, -2, "__index");
+  bind_function(S, L, "__newindex", tensor_newindex);
+  bind_function(S, L, "__gc", handle_gc);
+  bind_function(S, L, "__unm", tensor_unm);
+  bind_function(S, L, "__eq", tensor_eq);
+  bind_function(S, L, "__len", tensor_len);
+  lua_pushliteral(L, "Tensor");
+  lua_setfield(L, -2, "__metatable");
+  S->tensor_mt = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_pop(L, 1);
+  lua_newtable(L); /* Tensor* -> userdata, weak values */
+  lua_newtable(L);
+  lua_pushliteral(L, "v");
+  lua_setfield(L, -2, "__mode");
+  lua_setmetatable(L, -2);
+  S->handles = luaL_ref(L, LUA_REGISTRYINDEX);
+  bind_function(S, L, "is_tensor", is_tensor);
+}
