@@ -1,0 +1,200 @@
+/* Files for Lua: the functions behind mf.save and mf.load.
+ *
+ *   mf._safetensors_save(path, names, tensors, metadata)    two lists of one length; a table of strings or nil
+ *   mf._safetensors_load(path, device) -> tensors by name, names in the file's order, metadata
+ *   mf._idx_load(path) -> tensor
+ *
+ * Loaded tensors are copies, so that the file may change afterwards. An open file lives in a
+ * userdata whose collector closes it, which makes it safe for Lua to raise anywhere here. Writing
+ * calls no Lua between create and commit or abort. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "idx.h"
+#include "op_args.h"
+#include "op_ids.h"
+#include "safetensors.h"
+#include "state.h"
+
+/* -- Saving ----------------------------------------------------------- */
+
+/* Fills e from names[i] and tensors[i]; the tables keep the string and the tensor alive. */
+static int read_entry(State *S, lua_State *L, int i, SafetensorsEntry *e, Tensor **t) {
+  char what[160];
+  lua_rawgeti(L, 2, i);
+  lua_rawgeti(L, 3, i);
+  size_t n;
+  bool named = lua_type(L, -2) == LUA_TSTRING;
+  e->name = named ? (char *)lua_tolstring(L, -2, &n) : NULL;
+  *t = bind_to_tensor(S, L, -1);
+  bind_describe(S, L, -1, what, sizeof what);
+  lua_pop(L, 2);
+  if (!named) return err_set(MF_EINVAL, "save: name %d must be a string", i);
+  if (strlen(e->name) != n)
+    return err_set(MF_EINVAL, "save: the name '%.80s' holds a zero byte", e->name);
+  if (!*t) return err_set(MF_EINVAL, "save: '%.80s' must be a tensor, is %s", e->name, what);
+  const Meta *m = &(*t)->m;
+  const char *why = !(*t)->storage                       ? "is row-sparse; save its to_dense()"
+                    : !tensor_has_data(*t)               ? "is on the meta device and has no data"
+                    : atomic_load(&(*t)->storage->freed) ? "was freed"
+                                                         : NULL;
+  if (why) return err_set(MF_EINVAL, "save: '%.80s' %s", e->name, why);
+  e->dtype = (DType)m->dtype;
+  e->ndim = m->ndim;
+  memcpy(e->shape, m->shape, sizeof *m->shape * (size_t)m->ndim);
+  return 0;
+}
+
+static int by_key(const void *a, const void *b) {
+  const SafetensorsPair *x = a, *y = b;
+  return strcmp(x->key, y->key);
+}
+
+static int count_pairs(lua_State *L, int index) {
+  int n = 0;
+  for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) n++;
+  return n;
+}
+
+/* Fills pairs, sorted, from the table at `index`, which keeps the strings alive. */
+static int read_metadata(lua_State *L, int index, SafetensorsPair *pairs) {
+  int n = 0;
+  for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+    if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
+      return err_set(MF_EINVAL, "save: metadata must be a table of strings by strings");
+    size_t key, value;
+    pairs[n].key = (char *)lua_tolstring(L, -2, &key);
+    pairs[n].value = (char *)lua_tolstring(L, -1, &value);
+    if (strlen(pairs[n].key) != key || strlen(pairs[n].value) != value)
+      return err_set(MF_EINVAL, "save: metadata '%.80s' holds a zero byte", pairs[n].key);
+    n++;
+  }
+  qsort(pairs, (size_t)n, sizeof *pairs, by_key);
+  return 0;
+}
+
+/* Writes one tensor; in row-major order, whatever its strides are. */
+static int write_tensor(State *S, SafetensorsOut *o, const SafetensorsEntry *e, Tensor *t) {
+  if (meta_is_contiguous(&t->m)) return safetensors_write(o, e, tensor_data(t));
+  Tensor *copy = eager_op(S->E, OP_clone, 1, &t, &(struct clone_args){.memory_format = 1});
+  if (!copy) return err_prefix(MF_ENOMEM, "save");
+  int code = safetensors_write(o, e, tensor_data(copy));
+  tensor_release(copy);
+  return code;
+}
+
+static int write_file(State *S, const char *path, SafetensorsEntry *entries, Tensor **tensors,
+                      size_t n, const SafetensorsPair *pairs, size_t n_pairs) {
+  SafetensorsOut o;
+  int code = safetensors_create(&o, path, entries, n, pairs, n_pairs);
+  bool grad = S->E->grad_enabled;
+  S->E->grad_enabled = false;
+  for (size_t i = 0; i < n && !code; i++) code = write_tensor(S, &o, &entries[i], tensors[i]);
+  S->E->grad_enabled = grad;
+  if (!code) return safetensors_commit(&o);
+  safetensors_abort(&o);
+  return code;
+}
+
+static int safetensors_save(lua_State *L) {
+  State *S = bind_state(L);
+  const char *path = luaL_checkstring(L, 1);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  luaL_checktype(L, 3, LUA_TTABLE);
+  if (!lua_isnoneornil(L, 4)) luaL_checktype(L, 4, LUA_TTABLE);
+  size_t n = lua_objlen(L, 2), n_pairs = lua_istable(L, 4) ? (size_t)count_pairs(L, 4) : 0;
+  SafetensorsEntry *entries = lua_newuserdata(L, n * sizeof *entries + 1);
+  Tensor **tensors = lua_newuserdata(L, n * sizeof *tensors + 1);
+  SafetensorsPair *pairs = lua_newuserdata(L, n_pairs * sizeof *pairs + 1);
+  int code = 0;
+  for (size_t i = 0; i < n && !code; i++)
+    code = read_entry(S, L, (int)i + 1, &entries[i], &tensors[i]);
+  if (!code && n_pairs) code = read_metadata(L, 4, pairs);
+  if (!code) code = write_file(S, path, entries, tensors, n, pairs, n_pairs);
+  return code ? bind_raise(L) : 0;
+}
+
+/* -- Loading ---------------------------------------------------------- */
+
+static int close_safetensors(lua_State *L) {
+  safetensors_close(lua_touserdata(L, 1));
+  return 0;
+}
+
+static int close_idx(lua_State *L) {
+  idx_close(lua_touserdata(L, 1));
+  return 0;
+}
+
+/* Gives the userdata on top a collector that calls `close`, which must bear being called on a
+ * file that is not open. */
+static void *close_when_collected(lua_State *L, lua_CFunction close) {
+  lua_createtable(L, 0, 1);
+  lua_pushcfunction(L, close);
+  lua_setfield(L, -2, "__gc");
+  lua_setmetatable(L, -2);
+  return lua_touserdata(L, -1);
+}
+
+/* Pushes the tensor of an entry. */
+static int load_entry(State *S, lua_State *L, const Safetensors *f, const SafetensorsEntry *e,
+                      int device) {
+  Tensor *t = tensor_create(S->E, e->dtype, e->ndim, e->shape, device);
+  if (!t) return MF_ENOMEM;
+  int code = tensor_has_data(t) ? safetensors_read(f, e, tensor_data(t)) : 0;
+  if (code) tensor_release(t);
+  else bind_push(S, L, t);
+  return code;
+}
+
+static int safetensors_load(lua_State *L) {
+  State *S = bind_state(L);
+  const char *path = luaL_checkstring(L, 1);
+  int64_t device = DEVICE_CPU;
+  if (!lua_isnoneornil(L, 2) && bind_read_device(S, L, 2, "load", "device", &device))
+    return bind_raise(L);
+  Safetensors *f = lua_newuserdata(L, sizeof *f);
+  *f = (Safetensors){.fd = -1};
+  close_when_collected(L, close_safetensors);
+  if (safetensors_open(f, path)) return bind_raise(L);
+  lua_createtable(L, 0, (int)f->n);
+  lua_createtable(L, (int)f->n, 0);
+  for (size_t i = 0; i < f->n; i++) {
+    if (load_entry(S, L, f, &f->entries[i], (int)device)) return bind_raise(L);
+    lua_setfield(L, -3, f->entries[i].name);
+    lua_pushstring(L, f->entries[i].name);
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+  lua_createtable(L, 0, (int)f->n_metadata);
+  for (size_t i = 0; i < f->n_metadata; i++) {
+    lua_pushstring(L, f->metadata[i].value);
+    lua_setfield(L, -2, f->metadata[i].key);
+  }
+  safetensors_close(f);
+  return 3;
+}
+
+static int idx_load(lua_State *L) {
+  State *S = bind_state(L);
+  const char *path = luaL_checkstring(L, 1);
+  IdxFile *f = lua_newuserdata(L, sizeof *f);
+  *f = (IdxFile){0};
+  close_when_collected(L, close_idx);
+  if (idx_open(f, path)) return bind_raise(L);
+  Tensor *t = tensor_create(S->E, f->dtype, f->ndim, f->shape, DEVICE_CPU);
+  if (!t) return bind_raise(L);
+  int code = idx_read(f, tensor_data(t));
+  idx_close(f);
+  if (code) {
+    tensor_release(t);
+    return bind_raise(L);
+  }
+  bind_push(S, L, t);
+  return 1;
+}
+
+void bind_open_file(State *S, lua_State *L) {
+  bind_function(S, L, "_safetensors_save", safetensors_save);
+  bind_function(S, L, "_safetensors_load", safetensors_load);
+  bind_function(S, L, "_idx_load", idx_load);
+}

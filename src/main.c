@@ -1,0 +1,144 @@
+/* The program moonflow: its options are those of lua and luajit. Parses them, opens a state, runs
+ * what they ask for in their order. Ctrl-C interrupts the running code; twice within a second, it
+ * ends the program. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "program.h"
+
+enum { EXIT_ERROR = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+
+typedef struct Options {
+  int script; /* index in argv of the script's name; argc: none */
+  bool interactive, version, no_environment, has_chunk;
+} Options;
+
+/* What the signal handler must know. Written before the handler is installed. */
+static mf_state *running;
+static pthread_t main_thread;
+
+static void on_interrupt(int signal) {
+  static volatile sig_atomic_t last;
+  if (!pthread_equal(pthread_self(), main_thread)) {
+    pthread_kill(main_thread, signal); /* only the state's own thread may set its hook */
+    return;
+  }
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (last && now.tv_sec * 10 + now.tv_nsec / 100000000 - last < 10) _exit(EXIT_INTERRUPTED);
+  last = (sig_atomic_t)(now.tv_sec * 10 + now.tv_nsec / 100000000);
+  mf_state_interrupt(running);
+}
+
+/* Without SA_RESTART, so that a read from the terminal returns. */
+static void catch_interrupts(mf_state *state) {
+  running = state;
+  main_thread = pthread_self();
+  struct sigaction action = {.sa_handler = on_interrupt};
+  sigaction(SIGINT, &action, NULL);
+}
+
+static int usage(const char *wrong) {
+  if (wrong) fprintf(stderr, "moonflow: unknown option or missing argument: %s\n", wrong);
+  fputs(
+      "usage: moonflow [options] [script [arguments]]\n"
+      "  -e chunk    run this text\n"
+      "  -l name     require this module\n"
+      "  -i          prompt after the script\n"
+      "  -j command  control the JIT compiler: on, off, v, dump=...\n"
+      "  -O flags    control its optimisations\n"
+      "  -v          show the version\n"
+      "  -E          ignore environment variables\n"
+      "  --          end of options\n"
+      "  -           run stdin as a script\n"
+      "Without a script, chunks or -v: a prompt, or stdin as a script when it is no terminal.\n",
+      stderr);
+  return EXIT_USAGE;
+}
+
+/* Fills o; returns the wrong option, or NULL. */
+static const char *parse(int argc, char **argv, Options *o) {
+  int i = 1;
+  for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
+    const char *a = argv[i];
+    char letter = a[1];
+    if (!strcmp(a, "--")) {
+      i++;
+      break;
+    }
+    if (strchr("ivE", letter)) {
+      if (a[2]) return a;
+      o->interactive |= letter == 'i';
+      o->version |= letter != 'E';
+      o->no_environment |= letter == 'E';
+    } else if (strchr("elj", letter)) {
+      o->has_chunk |= letter == 'e';
+      if (!a[2] && ++i >= argc) return a;
+    } else if (letter != 'O') {
+      return a;
+    }
+  }
+  o->script = i;
+  return NULL;
+}
+
+/* Runs -e, -l, -j and -O in their order. */
+static ProgramResult run_options(mf_state *s, char **argv, int n) {
+  ProgramResult result = PROGRAM_OK;
+  for (int i = 1; i < n && result == PROGRAM_OK; i++) {
+    char letter = argv[i][1];
+    if (!letter || !strchr("eljO", letter)) continue;
+    const char *value = argv[i][2] || letter == 'O' ? argv[i] + 2 : argv[++i];
+    result = letter == 'e'   ? program_chunk(s, value)
+             : letter == 'l' ? program_require(s, value)
+             : letter == 'j' ? program_jit(s, value)
+                             : program_optimise(s, value);
+  }
+  return result;
+}
+
+static void print_version(void) {
+  printf("moonflow %s\n", mf_version());
+}
+
+static ProgramResult run(mf_state *s, const Options *o, int argc, char **argv) {
+  bool has_script = o->script < argc;
+  program_set_arg(s, argc, argv, has_script ? o->script : 0);
+  program_offer_module(s);
+  if (o->version) print_version();
+  ProgramResult result = o->no_environment ? PROGRAM_OK : program_init(s);
+  if (result == PROGRAM_OK) result = run_options(s, argv, o->script);
+  if (result != PROGRAM_OK) return result;
+  bool idle = !has_script && !o->has_chunk && !o->version, terminal = isatty(STDIN_FILENO);
+  const char *path = has_script && strcmp(argv[o->script], "-") ? argv[o->script] : NULL;
+  if (has_script || (idle && !terminal)) result = program_script(s, path);
+  if (o->interactive || (idle && terminal)) {
+    if (idle) print_version();
+    program_offer_module(s);
+    return program_prompt(s);
+  }
+  return result;
+}
+
+int main(int argc, char **argv) {
+  Options o = {0};
+  const char *wrong = parse(argc, argv, &o);
+  if (wrong) return usage(wrong);
+  mf_context *context;
+  mf_state *state;
+  mf_state_config config = {.struct_size = sizeof config, .ignore_environment = o.no_environment};
+  if (mf_context_create(NULL, &context) || mf_state_create(context, &config, &state)) {
+    fprintf(stderr, "moonflow: %s\n", mf_last_error());
+    return EXIT_ERROR;
+  }
+  catch_interrupts(state);
+  ProgramResult result = run(state, &o, argc, argv);
+  signal(SIGINT, SIG_DFL);
+  mf_state_destroy(state);
+  mf_context_destroy(context);
+  return result == PROGRAM_OK ? 0 : result == PROGRAM_INTERRUPTED ? EXIT_INTERRUPTED : EXIT_ERROR;
+}
