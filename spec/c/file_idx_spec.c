@@ -7,14 +7,9 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include "check.h"
 #include "err.h"
 #include "idx.h"
-
-static int failures;
-#define CHECK(cond, ...)                                                               \
-  ((cond) ? (void)0                                                                    \
-          : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), \
-             (void)failures++))
 
 static char folder[] = "/tmp/moonflow-spec-XXXXXX", path[64];
 
@@ -170,11 +165,11 @@ static void survives(void) {
 int main(void) {
   if (!mkdtemp(folder)) return 2;
   snprintf(path, sizeof path, "%s/x.idx", folder);
-  reads_each_type();
-  refuses();
-  refuses_compressed();
-  survives();
+  RUN(reads_each_type);
+  RUN(refuses);
+  RUN(refuses_compressed);
+  RUN(survives);
   unlink(path);
   rmdir(folder);
-  return failures ? 1 : 0;
+  return check_end();
 }

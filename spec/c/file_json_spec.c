@@ -4,14 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "err.h"
 #include "json.h"
-
-static int failures;
-#define CHECK(cond, ...)                                                               \
-  ((cond) ? (void)0                                                                    \
-          : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), \
-             (void)failures++))
 
 /* The tokens of a text as letters, with the decoded strings and numbers; "!" where it is refused.
  * A copy of exact size lets the address sanitizer see reads beyond the end. */
@@ -189,10 +184,10 @@ static void survives(void) {
 }
 
 int main(void) {
-  accepts();
-  refuses();
-  limits();
-  quotes();
-  survives();
-  return failures ? 1 : 0;
+  RUN(accepts);
+  RUN(refuses);
+  RUN(limits);
+  RUN(quotes);
+  RUN(survives);
+  return check_end();
 }

@@ -12,14 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "err.h"
 #include "safetensors.h"
-
-static int failures;
-#define CHECK(cond, ...)                                                               \
-  ((cond) ? (void)0                                                                    \
-          : (printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), printf("\n"), \
-             (void)failures++))
 
 static char folder[] = "/tmp/moonflow-spec-XXXXXX", path[64];
 
@@ -359,19 +354,23 @@ static void killed(void) {
   }
 }
 
+static void leaves_nothing(void) {
+  unlink(path);
+  CHECK(!rmdir(folder), "files were left in %s", folder);
+}
+
 int main(void) {
   if (!mkdtemp(folder)) return 2;
   snprintf(path, sizeof path, "%s/x.safetensors", folder);
-  round_trip();
-  writer_refuses();
-  keeps_links_and_modes();
-  hostile_sizes();
-  hostile_headers();
-  hostile_ranges();
-  unusual_but_right();
-  survives();
-  killed();
-  unlink(path);
-  CHECK(!rmdir(folder), "files were left in %s", folder);
-  return failures ? 1 : 0;
+  RUN(round_trip);
+  RUN(writer_refuses);
+  RUN(keeps_links_and_modes);
+  RUN(hostile_sizes);
+  RUN(hostile_headers);
+  RUN(hostile_ranges);
+  RUN(unusual_but_right);
+  RUN(survives);
+  RUN(killed);
+  RUN(leaves_nothing);
+  return check_end();
 }
