@@ -1,5 +1,8 @@
 /* Memory and the state as a whole: mf.scope, mf.memory_stats, mf.empty_cache, seeds, threads. */
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "state.h"
 #include "thread.h"
@@ -65,6 +68,28 @@ static int set_num_threads(lua_State *L) {
   return 0;
 }
 
+/* mf.time(): seconds on a clock that only goes forward. */
+static int time_now(lua_State *L) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  lua_pushnumber(L, (double)t.tv_sec + (double)t.tv_nsec * 1e-9);
+  return 1;
+}
+
+/* mf._is_terminal(fd) */
+static int is_terminal(lua_State *L) {
+  lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
+  return 1;
+}
+
+/* mf._memory_usage(): peak resident memory of the process in MiB. */
+static int memory_usage(lua_State *L) {
+  struct rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  lua_pushnumber(L, (double)(usage.ru_maxrss / 1024));
+  return 1;
+}
+
 void bind_open_memory(State *S, lua_State *L) {
   bind_function(S, L, "scope", scope);
   bind_function(S, L, "memory_stats", memory_stats);
@@ -73,4 +98,7 @@ void bind_open_memory(State *S, lua_State *L) {
   bind_function(S, L, "set_memory_limit", set_memory_limit);
   bind_function(S, L, "get_num_threads", get_num_threads);
   bind_function(S, L, "set_num_threads", set_num_threads);
+  bind_function(S, L, "time", time_now);
+  bind_function(S, L, "_is_terminal", is_terminal);
+  bind_function(S, L, "_memory_usage", memory_usage);
 }
