@@ -89,5 +89,11 @@ int bind_newindex(lua_State *L);
 void bind_open_index(State *S, lua_State *L);
 void bind_open_print(State *S, lua_State *L);
 void bind_open_file(State *S, lua_State *L);
+void bind_open_values(State *S, lua_State *L);
+void bind_open_random(State *S, lua_State *L);
+
+/* The tensor at an index, or a new one of the number, boolean or nested table there (dtype DTYPE_NONE: as mf.tensor); counted. NULL with the
+ * error set. */
+Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype);
 
 #endif
