@@ -135,7 +135,7 @@ for _, path in ipairs(sources) do
       if line:match '^OP%(' or line:match '^POINTWISE[%w_]*%(' then
         local record = table.concat(lines, '\n', i, math.min(i + 12, #lines))
         local name = record:match '^[%w_]+%(([%w_]+)' or fail(path .. ':' .. i, 'no name')
-        local from = record:find('.signature', 1, true) or 1
+        local from = line:match '^OP%(' and record:find('.signature', 1, true) or 1
         local signature, at = '', record:find('"', from, true)
         while at do -- adjacent literals are one
           local body, stop = record:match('^"([^"]*)"()', at)
