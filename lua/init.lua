@@ -6,12 +6,13 @@ if not mf._ready then
   mf._ready = true
   require 'moonflow.ops'
   mf._set_gradients(require 'moonflow.grad')
-  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', save = 'moonflow.save', load = 'moonflow.save' }
+  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save', load = 'moonflow.save' }
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]
       if not name then return nil end
       local loaded = require(name)
+      if key == 'progress' then loaded = loaded(mf) end
       if key == 'save' or key == 'load' then
         rawset(mf, 'save', loaded.save)
         rawset(mf, 'load', loaded.load)

@@ -1,0 +1,91 @@
+-- What `make bench` runs: every workload of bench.lua and, where the environment's PEER_PYTHON names a Python with PyTorch, of peer.py, in turn on
+-- the same machine; prints ratios beside the machine's own GEMM rate and memory bandwidth.
+--
+--   [PEER_PYTHON=python3] moonflow examples/bench_all.lua [--only NAME,...] [--steps N] [--threads N]
+local mf = require 'moonflow'
+
+local o = mf.cli(arg, 'Measures all workloads, beside PyTorch when PEER_PYTHON is set.', {
+  { 'only', '', 'workloads, separated by commas' },
+  { 'steps', 10, 'timed steps of each' },
+  { 'threads', 2, 'threads' },
+})
+local here = arg[0]:match '^(.*)/[^/]*$' or '.'
+local program, python = arg[-1] or 'moonflow', os.getenv 'PEER_PYTHON'
+
+local function read(command)
+  local pipe = io.popen(command)
+  local text = pipe:read '*a'
+  pipe:close()
+  return text:match '{.*}'
+end
+
+local function number(text, key) return text and tonumber(text:match('"' .. key .. '": ([%d%.e%-]+)')) end
+
+local function ours(name, flags)
+  return read(('%s %s/bench.lua %s --steps %d --threads %d %s'):format(program, here, name, o.steps, o.threads, flags))
+end
+
+local function theirs(name, flags)
+  if not python or python == '' then return nil end
+  return read(('%s %s/peer.py torch %s --steps %d --threads %d %s 2>/dev/null'):format(python, here, name, o.steps, o.threads, flags))
+end
+
+-- Best of several times of f, in seconds.
+local function best(f)
+  local least = math.huge
+  for _ = 1, 5 do
+    local t = mf.time()
+    f()
+    least = math.min(least, mf.time() - t)
+  end
+  return least
+end
+
+local function machine()
+  mf.set_num_threads(o.threads)
+  local n = 2048
+  local a, b = mf.randn(n, n), mf.randn(n, n)
+  local gemm = best(function() mf.matmul(a, b) end)
+  local x = mf.zeros(64 * 1024 * 1024)
+  local y = mf.zeros(64 * 1024 * 1024)
+  local copy = best(function() y:copy_(x) end)
+  print(('machine: GEMM %.0f GFLOP/s (%d x %d float32), memory %.1f GB/s (copy of 256 MB), %d threads'):format(
+    2 * n ^ 3 / gemm / 1e9, n, n, 2 * x:numel() * 4 / copy / 1e9, o.threads))
+end
+
+local function dispatch()
+  local mine, peer = ours('dispatch', ''), theirs('dispatch', '')
+  for _, key in ipairs { 'add_us', 'mul_scalar_us', 'add__us', 'view_us', 'matmul4_us', 'add_grad_us', 'mul_sum_backward_us' } do
+    local a, b = number(mine, key), number(peer, key)
+    print(('%-10s %-22s %10.3f us %s'):format('dispatch', key, a or 0 / 0, b and ('%10.3f us  %5.2fx'):format(b, b / a) or ''))
+  end
+end
+
+-- The faster of both memory formats, for ours and for the peer's.
+local function better(run, name)
+  local plain = run(name, '')
+  if name ~= 'resnet50' and name ~= 'cnn' then return plain end
+  local last = run(name, '--channels-last')
+  local a, b = number(plain, 'step_s'), number(last, 'step_s')
+  return (b and (not a or b < a)) and last or plain
+end
+
+local function workload(name)
+  local mine, peer = better(ours, name), better(theirs, name)
+  local a, b = number(mine, 'step_s'), number(peer, 'step_s')
+  if not a then
+    print(('%-10s failed'):format(name))
+    return
+  end
+  local text = ('%-10s %10.2f ms  %8.1f samples/s  %5.0f MiB'):format(name, a * 1e3, number(mine, 'samples_per_s'), number(mine, 'peak_mib'))
+  if b then text = text .. ('   torch %10.2f ms %6.0f MiB   %5.2fx'):format(b * 1e3, number(peer, 'peak_mib'), b / a) end
+  print(text)
+end
+
+machine()
+for _, name in ipairs { 'dispatch', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' } do
+  if o.only == '' or (',' .. o.only .. ','):find(',' .. name .. ',', 1, true) then
+    if name == 'dispatch' then dispatch() else workload(name) end
+    io.stdout:flush()
+  end
+end

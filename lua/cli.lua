@@ -1,0 +1,57 @@
+-- Options of a script's command line.
+--
+--   local o = cli(arg, 'train.lua: trains a network', { { 'lr', 0.1, 'learning rate' }, { 'resume', '', 'file to go on from' } })
+--
+-- An entry is {name, default, help}; the type is that of the default (false: a flag). --help prints them; an unknown name is an error. What is not an
+-- option is left in o[1], o[2], ...
+local options = require 'moonflow.options'
+
+local function usage(title, entries)
+  local lines = { title, '' }
+  for _, e in ipairs(entries) do
+    local default = (e[2] == false or e[2] == '') and '' or (' (%s)'):format(tostring(e[2]))
+    lines[#lines + 1] = ('  --%-14s %s%s'):format(e[1] .. (e[2] == false and '' or ' X'), e[3], default)
+  end
+  return table.concat(lines, '\n')
+end
+
+local function fail(text)
+  io.stderr:write(text, '; --help lists the options\n')
+  os.exit(2)
+end
+
+return function(argv, title, entries)
+  local o, known = {}, { help = true }
+  for _, e in ipairs(entries) do
+    o[e[1]] = e[2]
+    known[e[1]] = e
+  end
+  local i = 1
+  while argv[i] do
+    local name, inline = argv[i]:match '^%-%-([%w%-]+)=?(.*)$'
+    if not name then
+      o[#o + 1] = argv[i]
+    elseif name == 'help' then
+      print(usage(title, entries))
+      os.exit(0)
+    elseif not known[name] then
+      local near = options.suggest(name, known)
+      fail(('unknown option --%s%s'):format(name, near and ', did you mean --' .. near .. '?' or ''))
+    elseif known[name][2] == false then
+      o[name] = true
+    else
+      local value = inline
+      if not argv[i]:find('=', 1, true) then
+        i = i + 1
+        value = argv[i]
+      end
+      if value == nil then fail(('--%s needs a value'):format(name)) end
+      if type(known[name][2]) == 'number' then
+        value = tonumber(value) or fail(('--%s needs a number'):format(name))
+      end
+      o[name] = value
+    end
+    i = i + 1
+  end
+  return o
+end
