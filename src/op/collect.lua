@@ -283,7 +283,7 @@ local function members(p)
   if p.kind == 'PARAM_TENSOR' then
     return p.list and ('int64_t n_%s;'):format(n) or nil
   elseif p.kind == 'PARAM_INTS' and p.fixed > 0 then
-    local init = none and nil or ('.%s = {%s}'):format(n, d:match '^%[(.*)%]$' or (d .. ', '):rep(p.fixed):sub(1, -3))
+    local init = not none and ('.%s = {%s}'):format(n, d:match '^%[(.*)%]$' or (d .. ', '):rep(p.fixed):sub(1, -3)) or nil
     return ('int64_t %s[%d];'):format(n, p.fixed) .. (p.optional and (' bool has_%s;'):format(n) or ''), init
   elseif p.kind == 'PARAM_INTS' then
     local init
