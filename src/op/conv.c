@@ -1,0 +1,536 @@
+/* Convolution in two dims: forward, the gradient of its input, the gradients of its weights and
+ * bias.
+ *
+ * Every kernel is one Scheme: x (n, ic, ih, iw), w (oc, ic / groups, kh, kw), y (n, oc, oh, ow) and
+ * perhaps a bias, of which one or two are written. float32 goes to oneDNN, and bfloat16 where the
+ * CPU multiplies it; other small floats are computed as float32; double by the loops here, which
+ * are the reference as well.
+ *
+ * Memory formats: the result has channels innermost (channels_last) when an image or the weights
+ * have, as in PyTorch. Operands are taken as they lie in either format; anything else, and what
+ * must be converted, goes through a dense copy in scratch. A tensor that is dense in both formats
+ * (one channel, or one pixel) counts as channels_last only when its strides say so. */
+#include "cpuid.h"
+#include "copy_views.h"
+#include "dnn.h"
+#include "op_args.h"
+
+enum { LIMIT = 1 << 20, X = 0, W, Y, BIAS, PARTS };
+
+/* The arguments that all kernels share. */
+typedef struct Window {
+  const int64_t *stride, *padding, *dilation;
+  int64_t groups;
+} Window;
+
+typedef struct Part {
+  View view; /* four dims; one for the bias */
+  int64_t shape[4], strides[4];
+  bool used, written, copy, last;
+  size_t at;
+} Part;
+
+typedef struct Scheme {
+  Part part[PARTS];
+  DType compute;
+  size_t at_dnn, total;
+  DnnConv conv;
+} Scheme;
+
+/* -- Memory formats ---------- */
+
+static bool strictly_last(const int64_t *shape, const int64_t *stride) {
+  int64_t last[4], plain[4];
+  shape_channels_last(shape, last);
+  shape_contiguous(4, shape, plain);
+  return !memcmp(stride, last, sizeof last) && memcmp(stride, plain, sizeof plain);
+}
+
+static bool meta_is_last(const Meta *m) {
+  return m->ndim == 4 && strictly_last(m->shape, m->stride);
+}
+
+/* -- Schemes ---------- */
+
+static size_t room(Scheme *s, int64_t elements, DType t) {
+  size_t at = s->total;
+  s->total += ((size_t)elements * dtype_size(t) + DNN_ALIGN - 1) & ~(size_t)(DNN_ALIGN - 1);
+  return at;
+}
+
+/* Takes an operand into the scheme: images of three dims become a batch of one. */
+static void part_set(Scheme *s, int k, const View *v, bool written) {
+  Part *p = &s->part[k];
+  p->used = v && !view_absent(v);
+  if (!p->used) return;
+  p->written = written;
+  p->view = *v;
+  int add = k != BIAS && v->ndim == 3;
+  for (int d = 0; d < v->ndim; d++) {
+    p->shape[d + add] = v->shape[d];
+    p->strides[d + add] = v->stride[d];
+  }
+  if (add) {
+    p->shape[0] = 1;
+    p->strides[0] = v->shape[0] * v->shape[1] * v->shape[2];
+  }
+  p->view.ndim = (int8_t)(v->ndim + add);
+  p->view.shape = p->shape;
+  p->view.stride = p->strides;
+}
+
+/* Chooses the format in which an operand is used, and whether that takes a copy. */
+static void part_place(Scheme *s, int k, bool prefer_last) {
+  Part *p = &s->part[k];
+  if (!p->used) return;
+  DType want = k == BIAS && s->compute == BF16 ? F32 : s->compute;
+  bool plain = view_is_contiguous(&p->view);
+  bool last = k != BIAS && shape_is_channels_last(4, p->shape, p->strides);
+  if (s->compute == F64) last = prefer_last = false;
+  p->copy = p->view.dtype != want || !(plain || last);
+  p->last = p->copy || (plain && last) ? prefer_last && k != BIAS : last;
+  if (p->copy) p->at = room(s, view_numel(&p->view), want);
+}
+
+static void scheme_dnn(Scheme *s, const OpCall *c, DnnConvKind kind, const Window *w) {
+  const int64_t *x = s->part[X].shape, *k = s->part[W].shape, *y = s->part[Y].shape;
+  s->conv = (DnnConv){.kind = kind,
+                      .type = s->compute == BF16 ? DNN_BF16 : DNN_F32,
+                      .bias = s->part[BIAS].used,
+                      .x_last = s->part[X].last,
+                      .w_last = s->part[W].last,
+                      .y_last = s->part[Y].last,
+                      .n = x[0],
+                      .ic = x[1],
+                      .ih = x[2],
+                      .iw = x[3],
+                      .oc = y[1],
+                      .oh = y[2],
+                      .ow = y[3],
+                      .kh = k[2],
+                      .kw = k[3],
+                      .groups = w->groups,
+                      .stride = {w->stride[0], w->stride[1]},
+                      .padding = {w->padding[0], w->padding[1]},
+                      .dilation = {w->dilation[0], w->dilation[1]}};
+  if (s->compute == F64) return;
+  DnnCache *cache = dnn_cache(c->stream->device);
+  s->at_dnn = s->total;
+  if (cache) s->total += dnn_conv_scratch(cache, &s->conv);
+}
+
+static bool scheme_is_empty(const Scheme *s) {
+  return !view_numel(&s->part[X].view) || !view_numel(&s->part[W].view) ||
+         !view_numel(&s->part[Y].view);
+}
+
+/* Depends on shapes and strides alone. An empty scheme needs nothing. */
+static void scheme_set(Scheme *s, const OpCall *c, DnnConvKind kind, const Window *window,
+                       const View *x, const View *w, const View *bias, const View *y) {
+  *s = (Scheme){.compute = F32};
+  part_set(s, X, x, kind == DNN_CONV_INPUT);
+  part_set(s, W, w, kind == DNN_CONV_WEIGHT);
+  part_set(s, BIAS, bias, kind == DNN_CONV_WEIGHT);
+  part_set(s, Y, y, kind == DNN_CONV);
+  if (scheme_is_empty(s)) return;
+  if (x->dtype == F64) s->compute = F64;
+  if (x->dtype == BF16 && cpuid_has_bf16()) s->compute = BF16;
+  bool last = strictly_last(s->part[X].shape, s->part[X].strides) ||
+              strictly_last(s->part[Y].shape, s->part[Y].strides);
+  part_place(s, X, last);
+  part_place(s, Y, last);
+  part_place(s, W, strictly_last(s->part[W].shape, s->part[W].strides));
+  part_place(s, BIAS, false);
+  scheme_dnn(s, c, kind, window);
+}
+
+/* -- Double: loops over dense NCHW operands ---------- */
+
+typedef struct Plain {
+  const DnnConv *d;
+  double *x, *w, *bias, *y;
+} Plain;
+
+/* The part of output row `oh` that a kernel element touches: ow in [*from, *to), input row *ih and
+ * first column *iw (which may lie outside when *from > 0). False when none. */
+static bool plain_row(const DnnConv *d, int64_t oh, int64_t kh, int64_t kw, int64_t *ih,
+                      int64_t *iw, int64_t *from, int64_t *to) {
+  int64_t step = d->stride[1];
+  *ih = oh * d->stride[0] - d->padding[0] + kh * d->dilation[0];
+  *iw = kw * d->dilation[1] - d->padding[1];
+  if (*ih < 0 || *ih >= d->ih || *iw >= d->iw) return false;
+  *from = *iw < 0 ? (step - 1 - *iw) / step : 0;
+  *to = (d->iw - *iw + step - 1) / step;
+  if (*to > d->ow) *to = d->ow;
+  return *from < *to;
+}
+
+/* What image n, output channel o and input channel i (within the group) have to do with each other.
+ */
+static void plain_pair(const Plain *p, int64_t n, int64_t o, int64_t i) {
+  const DnnConv *d = p->d;
+  int64_t icg = d->ic / d->groups, channel = o / (d->oc / d->groups) * icg + i, step = d->stride[1];
+  double *image = p->x + (n * d->ic + channel) * d->ih * d->iw,
+         *kernel = p->w + (o * icg + i) * d->kh * d->kw;
+  for (int64_t k = 0; k < d->kh * d->kw; k++) {
+    double w = kernel[k], sum = 0;
+    for (int64_t oh = 0; oh < d->oh; oh++) {
+      int64_t ih, iw, from, to;
+      if (!plain_row(d, oh, k / d->kw, k % d->kw, &ih, &iw, &from, &to)) continue;
+      double *x = image + ih * d->iw + iw, *y = p->y + ((n * d->oc + o) * d->oh + oh) * d->ow;
+      if (d->kind == DNN_CONV)
+        for (int64_t ow = from; ow < to; ow++) y[ow] += w * x[ow * step];
+      else if (d->kind == DNN_CONV_INPUT)
+        for (int64_t ow = from; ow < to; ow++) x[ow * step] += w * y[ow];
+      else
+        for (int64_t ow = from; ow < to; ow++) sum += y[ow] * x[ow * step];
+    }
+    if (d->kind == DNN_CONV_WEIGHT) kernel[k] += sum;
+  }
+}
+
+static void plain_forward(int64_t begin, int64_t end, void *arg) { /* over (n, oc) */
+  const Plain *p = arg;
+  const DnnConv *d = p->d;
+  for (int64_t k = begin; k < end; k++) {
+    double *y = p->y + k * d->oh * d->ow;
+    for (int64_t i = 0; i < d->oh * d->ow; i++) y[i] = p->bias ? p->bias[k % d->oc] : 0;
+    for (int64_t i = 0; i < d->ic / d->groups; i++) plain_pair(p, k / d->oc, k % d->oc, i);
+  }
+}
+
+static void plain_input(int64_t begin, int64_t end, void *arg) { /* over (n, ic) */
+  const Plain *p = arg;
+  const DnnConv *d = p->d;
+  int64_t icg = d->ic / d->groups, ocg = d->oc / d->groups;
+  for (int64_t k = begin; k < end; k++) {
+    int64_t channel = k % d->ic, first = channel / icg * ocg;
+    memset(p->x + k * d->ih * d->iw, 0, sizeof(double) * (size_t)(d->ih * d->iw));
+    for (int64_t o = first; o < first + ocg; o++) plain_pair(p, k / d->ic, o, channel % icg);
+  }
+}
+
+static void plain_weight(int64_t begin, int64_t end, void *arg) { /* over oc */
+  const Plain *p = arg;
+  const DnnConv *d = p->d;
+  int64_t icg = d->ic / d->groups, pixels = d->oh * d->ow;
+  for (int64_t o = begin; o < end; o++) {
+    memset(p->w + o * icg * d->kh * d->kw, 0, sizeof(double) * (size_t)(icg * d->kh * d->kw));
+    if (p->bias) p->bias[o] = 0;
+    for (int64_t n = 0; n < d->n; n++) {
+      for (int64_t i = 0; i < icg; i++) plain_pair(p, n, o, i);
+      const double *y = p->y + (n * d->oc + o) * pixels;
+      for (int64_t i = 0; i < pixels && p->bias; i++) p->bias[o] += y[i];
+    }
+  }
+}
+
+static void plain_run(const DnnConv *d, void *const *data) {
+  Plain p = {.d = d, .x = data[X], .w = data[W], .bias = data[BIAS], .y = data[Y]};
+  if (d->kind == DNN_CONV)
+    mf_parallel(d->n * d->oc, 1, plain_forward, &p);
+  else if (d->kind == DNN_CONV_INPUT)
+    mf_parallel(d->n * d->ic, 1, plain_input, &p);
+  else
+    mf_parallel(d->oc, 1, plain_weight, &p);
+}
+
+/* -- Running ---------- */
+
+/* The dense copy of a part in scratch. */
+static View part_copy(const Scheme *s, int k, char *scratch, int64_t *strides) {
+  const Part *p = &s->part[k];
+  View v = p->view;
+  if (p->last)
+    shape_channels_last(p->shape, strides);
+  else
+    shape_contiguous(v.ndim, p->shape, strides);
+  v.dtype = (uint8_t)(k == BIAS && s->compute == BF16 ? F32 : s->compute);
+  v.stride = strides;
+  v.data = scratch + p->at;
+  return v;
+}
+
+/* Without input, weights or output: zero, or the bias. */
+static void run_empty(const Scheme *s) {
+  int64_t none[4] = {0};
+  for (int k = 0; k < PARTS; k++) {
+    const Part *p = &s->part[k];
+    if (!p->used || !p->written) continue;
+    View zero = {.data = (double[]){0}, .dtype = F64, .ndim = 0};
+    copy_views(&zero, &p->view);
+    if (k != Y || !s->part[BIAS].used) continue;
+    View bias = s->part[BIAS].view; /* (oc) seen as (n, oc, oh, ow) */
+    none[1] = bias.stride[0];
+    bias.ndim = 4, bias.shape = p->shape, bias.stride = none;
+    copy_views(&bias, &p->view);
+  }
+}
+
+static int conv_run(const OpCall *c, DnnConvKind kind, const Window *window, const View *x,
+                    const View *w, const View *bias, const View *y) {
+  Scheme s;
+  scheme_set(&s, c, kind, window, x, w, bias, y);
+  if (scheme_is_empty(&s)) {
+    run_empty(&s);
+    return 0;
+  }
+  void *data[PARTS] = {NULL};
+  int64_t strides[PARTS][4];
+  View copies[PARTS];
+  for (int k = 0; k < PARTS; k++) {
+    Part *p = &s.part[k];
+    if (!p->used) continue;
+    data[k] = p->view.data;
+    if (!p->copy) continue;
+    copies[k] = part_copy(&s, k, c->scratch, strides[k]);
+    data[k] = copies[k].data;
+    if (!p->written) copy_views(&p->view, &copies[k]);
+  }
+  if (s.compute == F64) {
+    plain_run(&s.conv, data);
+  } else {
+    DnnCache *cache = dnn_cache(c->stream->device);
+    if (!cache) return MF_ENOMEM;
+    int rc = dnn_conv(cache, &s.conv, data[X], data[W], data[BIAS], data[Y],
+                      (char *)c->scratch + s.at_dnn);
+    if (rc) return rc;
+  }
+  for (int k = 0; k < PARTS; k++)
+    if (s.part[k].used && s.part[k].copy && s.part[k].written)
+      copy_views(&copies[k], &s.part[k].view);
+  return 0;
+}
+
+static size_t conv_scratch(const OpCall *c, DnnConvKind kind, const Window *window, const View *x,
+                           const View *w, const View *bias, const View *y) {
+  Scheme s;
+  scheme_set(&s, c, kind, window, x, w, bias, y);
+  return s.total;
+}
+
+/* -- Inference ---------- */
+
+static int check_window(Infer *I, const Window *w) {
+  for (int k = 0; k < 2; k++) {
+    if (w->stride[k] < 1 || w->stride[k] > LIMIT)
+      return infer_error(I, "stride must be from 1 to %d, is %lld", LIMIT, (long long)w->stride[k]);
+    if (w->padding[k] < 0 || w->padding[k] > LIMIT)
+      return infer_error(I, "padding must be from 0 to %d, is %lld", LIMIT,
+                         (long long)w->padding[k]);
+    if (w->dilation[k] < 1 || w->dilation[k] > LIMIT)
+      return infer_error(I, "dilation must be from 1 to %d, is %lld", LIMIT,
+                         (long long)w->dilation[k]);
+  }
+  return 0;
+}
+
+static int check_image(Infer *I, int k) {
+  char name[64], shape[SHAPE_TEXT_MAX];
+  const Meta *x = I->in[k];
+  int rc = infer_want_float(I, k);
+  if (rc || x->ndim == 4 || x->ndim == 3) return rc;
+  return infer_error(I, "%s must be (N, C, H, W) or (C, H, W), is %s",
+                     infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, shape));
+}
+
+/* Weights against groups and channels; `out`: the image has the output's channels. */
+static int check_weights(Infer *I, const Meta *image, const Meta *w, int64_t groups, bool out) {
+  char tx[SHAPE_TEXT_MAX], tw[SHAPE_TEXT_MAX];
+  int64_t channels = image->shape[image->ndim - 3];
+  if (groups < 1 || w->shape[0] % groups)
+    return infer_error(I, "groups is %lld; it must divide the %lld output channels of w",
+                       (long long)groups, (long long)w->shape[0]);
+  if (out ? channels == w->shape[0] : w->shape[1] <= channels && channels == w->shape[1] * groups)
+    return 0;
+  if (out)
+    return infer_error(I, "g is %s, w is %s; g's channels must equal w's first size",
+                       shape_text(image->ndim, image->shape, tx), shape_text(4, w->shape, tw));
+  return infer_error(
+      I, "x is %s, w is %s, groups is %lld; x's channels must equal w's second size times groups",
+      shape_text(image->ndim, image->shape, tx), shape_text(4, w->shape, tw), (long long)groups);
+}
+
+/* The output's sizes; 0 where the kernel does not fit. */
+static int64_t out_size(int64_t in, int64_t kernel, const Window *w, int k) {
+  int64_t reach;
+  if (kernel < 1 || __builtin_mul_overflow(kernel - 1, w->dilation[k], &reach)) return 0;
+  int64_t span = in + 2 * w->padding[k] - reach - 1;
+  return span < 0 ? 0 : span / w->stride[k] + 1;
+}
+
+/* The next output: an image like `like` in batch, with these sizes, channels_last when asked. */
+static int add_image(Infer *I, const Meta *like, int64_t c, int64_t h, int64_t w, bool last) {
+  int64_t shape[4] = {like->shape[0], c, h, w};
+  int skip = like->ndim == 3;
+  int rc = infer_shape(I, (DType)like->dtype, like->ndim, shape + skip);
+  if (!rc && last && !skip) shape_channels_last(shape, I->last->stride);
+  return rc;
+}
+
+static Window conv2d_window(const struct conv2d_args *a) {
+  return (Window){a->stride, a->padding, a->dilation, a->groups};
+}
+
+static int conv2d_infer(Infer *I) {
+  const Meta *x = I->in[0], *w = I->in[1], *b = I->in[2];
+  Window window = conv2d_window(I->args);
+  int rc = check_image(I, 0);
+  if (!rc) rc = infer_want_ndim(I, 1, 4);
+  if (!rc) rc = infer_want_same_dtype(I, 0, 1);
+  if (!rc && b) rc = infer_want_same_dtype(I, 0, 2);
+  if (!rc) rc = check_window(I, &window);
+  if (!rc) rc = check_weights(I, x, w, window.groups, false);
+  if (rc) return rc;
+  char tx[SHAPE_TEXT_MAX], tw[SHAPE_TEXT_MAX];
+  if (b && (b->ndim != 1 || b->shape[0] != w->shape[0]))
+    return infer_error(I, "b is %s; expected (%lld), as w is %s", shape_text(b->ndim, b->shape, tx),
+                       (long long)w->shape[0], shape_text(4, w->shape, tw));
+  int64_t oh = out_size(x->shape[x->ndim - 2], w->shape[2], &window, 0),
+          ow = out_size(x->shape[x->ndim - 1], w->shape[3], &window, 1);
+  if (!oh || !ow)
+    return infer_error(I,
+                       "the kernel of w %s does not fit into x %s with padding (%lld, %lld) and "
+                       "dilation (%lld, %lld)",
+                       shape_text(4, w->shape, tw), shape_text(x->ndim, x->shape, tx),
+                       (long long)window.padding[0], (long long)window.padding[1],
+                       (long long)window.dilation[0], (long long)window.dilation[1]);
+  return add_image(I, x, w->shape[0], oh, ow, meta_is_last(x) || meta_is_last(w));
+}
+
+static size_t conv2d_scratch(const OpCall *c) {
+  Window w = conv2d_window(c->args);
+  return conv_scratch(c, DNN_CONV, &w, &c->in[0], &c->in[1], &c->in[2], &c->out[0]);
+}
+
+static int conv2d_cpu(const OpCall *c) {
+  Window w = conv2d_window(c->args);
+  return conv_run(c, DNN_CONV, &w, &c->in[0], &c->in[1], &c->in[2], &c->out[0]);
+}
+
+/* Cross-correlation of x (N, C, H, W) with w (O, C / groups, kh, kw), plus b (O). The result keeps
+ * channels_last memory. */
+OP(conv2d,
+   .signature = "conv2d(Tensor x, Tensor w, Tensor? b=None, *, int[2] stride=1, int[2] padding=0, "
+                "int[2] dilation=1, "
+                "int groups=1) -> Tensor",
+   .infer = conv2d_infer, .cpu = conv2d_cpu, .scratch = conv2d_scratch)
+
+/* -- The input's gradient ---------- */
+
+static Window conv2d_input_window(const struct conv2d_input_args *a) {
+  return (Window){a->stride, a->padding, a->dilation, a->groups};
+}
+
+static int conv2d_input_infer(Infer *I) {
+  const struct conv2d_input_args *a = I->args;
+  const Meta *g = I->in[0], *w = I->in[1];
+  Window window = conv2d_input_window(a);
+  int rc = check_image(I, 0);
+  if (!rc) rc = infer_want_ndim(I, 1, 4);
+  if (!rc) rc = infer_want_same_dtype(I, 0, 1);
+  if (!rc) rc = check_window(I, &window);
+  if (!rc) rc = check_weights(I, g, w, window.groups, true);
+  if (rc) return rc;
+  if (a->size[0] < 0 || a->size[1] < 0 ||
+      out_size(a->size[0], w->shape[2], &window, 0) != g->shape[g->ndim - 2] ||
+      out_size(a->size[1], w->shape[3], &window, 1) != g->shape[g->ndim - 1])
+    return infer_error(I, "no convolution of an image of size (%lld, %lld) gives g",
+                       (long long)a->size[0], (long long)a->size[1]);
+  return add_image(I, g, w->shape[1] * window.groups, a->size[0], a->size[1],
+                   meta_is_last(g) || meta_is_last(w));
+}
+
+static size_t conv2d_input_scratch(const OpCall *c) {
+  Window w = conv2d_input_window(c->args);
+  return conv_scratch(c, DNN_CONV_INPUT, &w, &c->out[0], &c->in[1], NULL, &c->in[0]);
+}
+
+static int conv2d_input_cpu(const OpCall *c) {
+  Window w = conv2d_input_window(c->args);
+  return conv_run(c, DNN_CONV_INPUT, &w, &c->out[0], &c->in[1], NULL, &c->in[0]);
+}
+
+/* The gradient of conv2d's x, which had height and width `size`, from that of its result. */
+OP(conv2d_input,
+   .signature = "conv2d_input(Tensor g, Tensor w, *, int[2] size, int[2] stride=1, int[2] "
+                "padding=0, int[2] dilation=1, "
+                "int groups=1) -> Tensor",
+   .flags = OP_HIDDEN, .infer = conv2d_input_infer, .cpu = conv2d_input_cpu,
+   .scratch = conv2d_input_scratch)
+
+/* -- The weights' and the bias's gradients ---------- */
+
+static Window conv2d_weight_window(const struct conv2d_weight_args *a) {
+  return (Window){a->stride, a->padding, a->dilation, a->groups};
+}
+
+/* The next output: like w, in w's memory format. */
+static int check_weight(Infer *I, const Window *window) {
+  const Meta *g = I->in[0], *x = I->in[1], *w = I->in[2];
+  int rc = check_image(I, 0);
+  if (!rc) rc = check_image(I, 1);
+  if (!rc) rc = infer_want_ndim(I, 2, 4);
+  if (!rc) rc = infer_want_same_dtype(I, 0, 1);
+  if (!rc) rc = check_window(I, window);
+  if (!rc) rc = check_weights(I, g, w, window->groups, true);
+  if (!rc) rc = check_weights(I, x, w, window->groups, false);
+  if (rc) return rc;
+  if (g->ndim != x->ndim || (g->ndim == 4 && g->shape[0] != x->shape[0]) ||
+      out_size(x->shape[x->ndim - 2], w->shape[2], window, 0) != g->shape[g->ndim - 2] ||
+      out_size(x->shape[x->ndim - 1], w->shape[3], window, 1) != g->shape[g->ndim - 1])
+    return infer_error(I, "no convolution of x with w gives g");
+  return infer_like(I, 2, (DType)g->dtype);
+}
+
+static int conv2d_weight_infer(Infer *I) {
+  Window window = conv2d_weight_window(I->args);
+  return check_weight(I, &window);
+}
+
+static size_t conv2d_weight_scratch(const OpCall *c) {
+  Window w = conv2d_weight_window(c->args);
+  return conv_scratch(c, DNN_CONV_WEIGHT, &w, &c->in[1], &c->out[0], NULL, &c->in[0]);
+}
+
+static int conv2d_weight_cpu(const OpCall *c) {
+  Window w = conv2d_weight_window(c->args);
+  return conv_run(c, DNN_CONV_WEIGHT, &w, &c->in[1], &c->out[0], NULL, &c->in[0]);
+}
+
+/* The gradient of conv2d's w from x and that of the result, g. Of w only shape and memory format
+ * count. */
+OP(conv2d_weight,
+   .signature = "conv2d_weight(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] padding=0, "
+                "int[2] dilation=1, "
+                "int groups=1) -> Tensor",
+   .flags = OP_HIDDEN, .infer = conv2d_weight_infer, .cpu = conv2d_weight_cpu,
+   .scratch = conv2d_weight_scratch)
+
+static Window conv2d_weight_bias_window(const struct conv2d_weight_bias_args *a) {
+  return (Window){a->stride, a->padding, a->dilation, a->groups};
+}
+
+static int conv2d_weight_bias_infer(Infer *I) {
+  Window window = conv2d_weight_bias_window(I->args);
+  int rc = check_weight(I, &window);
+  return rc ? rc : infer_shape(I, (DType)I->in[0]->dtype, 1, I->in[2]->shape);
+}
+
+static size_t conv2d_weight_bias_scratch(const OpCall *c) {
+  Window w = conv2d_weight_bias_window(c->args);
+  return conv_scratch(c, DNN_CONV_WEIGHT, &w, &c->in[1], &c->out[0], &c->out[1], &c->in[0]);
+}
+
+static int conv2d_weight_bias_cpu(const OpCall *c) {
+  Window w = conv2d_weight_bias_window(c->args);
+  return conv_run(c, DNN_CONV_WEIGHT, &w, &c->in[1], &c->out[0], &c->out[1], &c->in[0]);
+}
+
+/* conv2d_weight and the gradient of the bias in one pass. */
+OP(conv2d_weight_bias,
+   .signature = "conv2d_weight_bias(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] "
+                "padding=0, int[2] dilation=1, "
+                "int groups=1) -> (Tensor w, Tensor b)",
+   .flags = OP_HIDDEN, .infer = conv2d_weight_bias_infer, .cpu = conv2d_weight_bias_cpu,
+   .scratch = conv2d_weight_bias_scratch)
