@@ -1,147 +1,232 @@
-# moonflow. `make demo`, `make test`; also: all test-long bench lint size install uninstall clean.
-# Settings; `make V=1` shows the commands.
-CC ?= gcc
+# moonflow.  `make demo`, `make test`; the other targets: all test-long bench lint size install uninstall cross deps clean.
+# Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops at warnings, ARGS go to demo and bench.
 PREFIX ?= /usr/local
-BUILD ?= build
+DESTDIR ?=
 SAN ?=
 OPT ?= -O2
-VERSION := 0.1.0
-
-# -- No need to change anything below --------------------------------------------------------------------------------------------
-
+PEER_PYTHON ?=
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-ifneq ($(SAN),)
-BUILD := build/$(SAN)
-endif
-ifneq ($(ARCH),)
-BUILD := build/$(ARCH)
-endif
+BUILD ?= build$(if $(SAN),/$(SAN))
+
+# -- No need to change anything below -----------------------------------------------------------
+
+VERSION := 0.1.0
+MAKEFLAGS += -r
 Q := $(if $(V),,@)
+SAY = $(if $(V),@:,@echo)
 GEN := $(BUILD)/gen
-TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
 
 # Debian packages, by what needs them.
-PACKAGES_BUILD := gcc libc6-dev libluajit-5.1-dev luajit libdnnl-dev zlib1g-dev pkg-config
-PACKAGES_TEST := lua-busted
-PACKAGES_DEMO := dataset-fashion-mnist
-PACKAGES_LINT := lua-check clang-format cppcheck
+PACKAGES_build := $(if $(findstring clang,$(CC)),clang libomp-dev,gcc) libc6-dev libdnnl-dev \
+  libluajit-5.1-dev luajit pkg-config zlib1g-dev
+PACKAGES_test := lua-busted
+PACKAGES_demo := dataset-fashion-mnist
+PACKAGES_lint := lua-check clang-format cppcheck
+PACKAGES_cross := gcc-aarch64-linux-gnu
 
-# Layers, lowest first: what each folder may include besides itself. The compiler sees nothing else.
-SEES_base     :=                                                   # knows nothing of tensors
-SEES_tensor   := base                                              # values without pointers
-SEES_device   := base                                              # memory, streams, events
-SEES_op       := base tensor device                                # what an op is, and all of them
-SEES_comm     := base tensor device                                # bytes between ranks
-SEES_launch   := base comm                                         # processes of a job
-SEES_file     := base tensor device                                # formats on disk
-SEES_eager    := base tensor device comm op                        # now you can compute and differentiate
-SEES_graph    := base tensor op                                    # the logical program
-SEES_pass     := base tensor device op graph                       # its rewrites
-SEES_plan     := base tensor op graph                              # the physical program
-SEES_runtime  := base tensor device comm op plan                   # runs it
+# Layers, lowest first: a folder's files may include headers of their own folder and of these;
+# the compiler sees no others.
+SEES_base     :=#                                          knows nothing of tensors
+SEES_tensor   := base#                                     values without pointers
+SEES_device   := base#                                     now there is memory
+SEES_comm     := base tensor device#                       now ranks can talk
+SEES_launch   := base comm#                                now ranks can start
+SEES_op       := base tensor device#                       now you can compute
+SEES_file     := base tensor device#                       now you can load and save
+SEES_eager    := base tensor device comm op#               now you can differentiate
+SEES_graph    := base tensor op#                           the logical program
+SEES_plan     := base tensor op graph#                     the physical program
+SEES_pass     := base tensor device op graph#              rewrites of the logical one
+SEES_runtime  := base tensor device comm op plan#          runs the physical one
 SEES_job      := base tensor device comm op eager graph pass plan runtime
-SEES_api      := base tensor device comm op launch file eager graph pass plan runtime job
-SEES_bind     := base tensor device comm op launch file eager graph pass plan runtime job api
-FOLDERS := base tensor device op comm launch file eager graph pass plan runtime job api bind
+SEES_api      := $(SEES_job) file launch job#              now other programs can call
+SEES_bind     := $(SEES_api) api#                          now Lua can
+SEES_main     := api bind launch
+LAYERS := base tensor device comm launch op file eager graph plan pass runtime job api bind
 
-FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math -MMD -MP \
-  -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes $(if $(WERROR),-Werror) -DMF_VERSION='"$(VERSION)"'
-ifneq ($(filter x86_64%,$(TARGET)),)
-FLAGS += -march=x86-64-v2
-ISAS := v2 v3 v4
-else
-ISAS := base
-endif
-MARCH_v2 := -march=x86-64-v2
-MARCH_v3 := -march=x86-64-v3
-MARCH_v4 := -march=x86-64-v4 -mprefer-vector-width=512
+TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
+ISAS := $(if $(filter x86_64%,$(TARGET)),v2 v3 v4,base)
+ISA_FLAGS_v2 := -march=x86-64-v2
+ISA_FLAGS_v3 := -march=x86-64-v3
+ISA_FLAGS_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 OPENMP := $(if $(filter thread,$(SAN)),,-fopenmp)
-FLAGS += $(OPENMP)
+FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math \
+  -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes $(if $(WERROR),-Werror) \
+  $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP) -DMF_VERSION='"$(VERSION)"'
 ifneq ($(SAN),)
-FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer $(if $(filter undefined,$(SAN)),-fno-sanitize-recover=undefined) -fexceptions
-LINK_SAN := -fsanitize=$(SAN)
+FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
+FLAGS += $(if $(filter undefined,$(SAN)),-fno-sanitize-recover=undefined)
+FLAGS += $(if $(filter thread,$(SAN)),-fexceptions)# a Lua error must unwind the sanitizer's stack
 endif
-LUA_CFLAGS := $(shell pkg-config --cflags luajit 2>/dev/null)
-LIBS := -lluajit-5.1 -ldnnl -lz -lm -ldl -lpthread $(OPENMP) $(LINK_SAN)
-EXTRA_bind := -fexceptions $(LUA_CFLAGS) -iquote $(GEN)/bind
-SEES = $(foreach d,$(1) $(SEES_$(1)),-iquote src/$(d)) $(if $(filter op,$(1) $(SEES_$(1))),-iquote $(GEN)/op) $(EXTRA_$(1))
+LIBS := -lluajit-5.1 -ldnnl -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN),-fsanitize=$(SAN))
 
+# Flags of one folder, $(call SEE,folder): where it looks for headers, and what only it needs.
+SEE = $(patsubst %,-iquote src/%,$(filter-out main,$1) $(SEES_$1)) \
+  $(if $(filter op,$1 $(SEES_$1)),-iquote $(GEN)/op) $(ONLY_$1)
+ONLY_bind = -fexceptions -iquote $(GEN)/bind $(LUA_CFLAGS)
+FOLDER = $(word 2,$(subst /, ,$(basename $1)))
+
+# Files of src/op that declare ops are compiled once for each instruction set.
 OP_SOURCES := $(wildcard src/op/*.c)
-OP_MULTI := $(if $(OP_SOURCES),$(shell grep -l '^OP[^A-Z_a-z]\|^POINTWISE' $(OP_SOURCES)))
-SOURCES := $(filter-out $(OP_MULTI),$(foreach d,$(FOLDERS),$(wildcard src/$(d)/*.c)))
-OBJECTS := $(SOURCES:src/%.c=$(BUILD)/obj/%.o) $(foreach i,$(ISAS),$(OP_MULTI:src/%.c=$(BUILD)/obj/%.$(i).o)) \
+OP_MULTI := $(if $(OP_SOURCES),$(shell grep -lE '^(OP[^A-Za-z_]|POINTWISE)' $(OP_SOURCES)))
+SOURCES := $(filter-out $(OP_MULTI),$(foreach d,$(LAYERS),$(wildcard src/$d/*.c)))
+OBJECTS := $(SOURCES:src/%.c=$(BUILD)/obj/%.o) \
+  $(foreach i,$(ISAS),$(OP_MULTI:src/%.c=$(BUILD)/obj/%.$i.o)) \
   $(BUILD)/obj/op/op_table.o $(BUILD)/obj/bind/embed.o
 LUA_FILES := $(sort $(wildcard lua/*.lua))
+HEADERS := $(foreach d,$(LAYERS),$(wildcard src/$d/*.h))
+C_SPECS := $(patsubst spec/c/%.c,$(BUILD)/spec/%,$(wildcard spec/c/*_spec.c))
+
+.PHONY: all demo test test-long bench lint size install uninstall cross deps clean try objects
+.DELETE_ON_ERROR:
+all: $(BUILD)/moonflow $(BUILD)/libmoonflow.so $(BUILD)/libmoonflow.a
+
+# -- Packages, and lists that are rewritten only when they change ---------------------------------
+
+# Included, so that make begins anew when the compiler has just been installed.
+ifneq ($(filter-out clean uninstall deps,$(or $(MAKECMDGOALS),all)),)
+include $(BUILD)/config.mk
+endif
+$(BUILD)/config.mk: spec/tools/packages.sh
+	@mkdir -p $(@D)
+	@sh $< $(PACKAGES_build)
+	@echo "LUA_CFLAGS := $$(pkg-config --cflags luajit)" > $@
+
+$(BUILD)/packages-%: spec/tools/packages.sh
+	@mkdir -p $(@D)
+	@sh $< $(PACKAGES_$*)
+	@touch $@
+
+deps:
+	@sh spec/tools/packages.sh $(foreach k,build test demo lint,$(PACKAGES_$k))
+
+# $(call REMEMBER,name,text): a file that is newer than what was made with another text.
+define REMEMBER
+ifneq ($$(file <$(BUILD)/$1),$2)
+$$(shell mkdir -p $(BUILD))$$(file >$(BUILD)/$1,$2)
+endif
+endef
+ifneq ($(filter-out clean uninstall deps,$(or $(MAKECMDGOALS),all)),)
+$(eval $(call REMEMBER,flags.txt,$(CC) $(FLAGS) $(LUA_CFLAGS)))
+$(eval $(call REMEMBER,objects.txt,$(OBJECTS) $(LIBS)))
+endif
+
+# -- Generated files ------------------------------------------------------------------------------
+
 COMMA := ,
 EMPTY :=
-SPACE := $(EMPTY) $(EMPTY)
-
-.PHONY: all demo test test-long bench lint size install uninstall clean deps-build deps-test deps-demo deps-lint cross
-.SUFFIXES:
-all: deps-build $(BUILD)/moonflow $(BUILD)/libmoonflow.a
-
-# -- Packages ---------------------------------------------------------------------------------------------------------------------
-
-deps-%:
-	$(Q)sh spec/tools/packages.sh $(PACKAGES_$(shell echo $* | tr a-z A-Z))
-
-# -- Generated files --------------------------------------------------------------------------------------------------------------
-
-$(GEN)/stamp: src/op/collect.lua $(OP_SOURCES) $(wildcard lua/grad*.lua) | deps-build
+$(GEN)/stamp: src/op/collect.lua $(OP_SOURCES) $(wildcard lua/grad*.lua) $(BUILD)/objects.txt
 	@mkdir -p $(GEN)/op $(GEN)/bind
-	$(Q)luajit src/op/collect.lua $(GEN) --isas $(subst $(SPACE),$(COMMA),$(ISAS)) $(OP_SOURCES) $(wildcard lua/grad*.lua)
+	$(Q)luajit src/op/collect.lua $(GEN) --isas $(subst $(EMPTY) ,$(COMMA),$(strip $(ISAS))) \
+	  $(OP_SOURCES) $(wildcard lua/grad*.lua)
 	@touch $@
-$(GEN)/op/op_table.c: $(GEN)/stamp ;
+$(GEN)/op/%: $(GEN)/stamp ;
 
-$(GEN)/bind/embed.c: src/bind/embed.lua $(LUA_FILES) $(wildcard lua) | deps-build
-	@mkdir -p $(GEN)/bind
+$(GEN)/bind/embed.c: src/bind/embed.lua $(LUA_FILES) $(BUILD)/objects.txt
+	@mkdir -p $(@D)
 	$(Q)luajit src/bind/embed.lua $@ $(LUA_FILES)
+$(BUILD)/objects.txt $(BUILD)/flags.txt: ;
 
-# -- Compilation ------------------------------------------------------------------------------------------------------------------
+# -- Compilation ----------------------------------------------------------------------------------
 
-FOLDER = $(word 2,$(subst /, ,$(1)))
-COMPILE = @mkdir -p $(@D)$(if $(V),,; echo "  CC $<"); $(if $(V),set -x;) $(CC) $(FLAGS)
-
-$(BUILD)/obj/op/op_table.o: $(GEN)/op/op_table.c
-	$(COMPILE) $(call SEES,op) -c $< -o $@
-$(BUILD)/obj/bind/embed.o: $(GEN)/bind/embed.c
-	$(COMPILE) $(call SEES,bind) -c $< -o $@
-
-define ISA_RULE
-$(BUILD)/obj/op/%.$(1).o: src/op/%.c $(GEN)/stamp
-	$$(COMPILE) -O3 $(MARCH_$(1)) -DMF_ISA=$(1) $$(call SEES,op) -c $$< -o $$@
+# $(call COMPILE,folder,more flags)
+define COMPILE
+$(SAY) "  CC $<$(if $(findstring MF_ISA,$2), $(lastword $(subst =, ,$2)))"
+@mkdir -p $(@D)
+$(Q)$(CC) $(FLAGS) -MMD -MP $2 $(call SEE,$1) -c $< -o $@
 endef
-$(foreach i,$(ISAS),$(eval $(call ISA_RULE,$(i))))
-$(BUILD)/obj/%.o: src/%.c $(GEN)/stamp
-	$(COMPILE) $(call SEES,$(call FOLDER,$<)) -c $< -o $@
+NEEDS := $(BUILD)/flags.txt | $(GEN)/stamp
 
--include $(OBJECTS:.o=.d) $(BUILD)/obj/main.d
+$(BUILD)/obj/op/op_table.o: $(GEN)/op/op_table.c $(NEEDS)
+	$(call COMPILE,op)
+$(BUILD)/obj/bind/embed.o: $(GEN)/bind/embed.c $(NEEDS)
+	$(call COMPILE,bind)
+$(BUILD)/obj/main.o: src/main.c $(NEEDS)
+	$(call COMPILE,main)
+define ISA_RULE
+$(BUILD)/obj/op/%.$1.o: src/op/%.c $(NEEDS)
+	$$(call COMPILE,op,-O3 $(ISA_FLAGS_$1) -DMF_ISA=$1)
+endef
+$(foreach i,$(ISAS),$(eval $(call ISA_RULE,$i)))
+$(BUILD)/obj/%.o: src/%.c $(NEEDS)
+	$(call COMPILE,$(call FOLDER,$<))
 
-# -- Outputs ----------------------------------------------------------------------------------------------------------------------
+-include $(OBJECTS:.o=.d) $(BUILD)/obj/main.d $(C_SPECS:=.d)
 
-$(BUILD)/libmoonflow.so.0: $(OBJECTS)
-	@echo "  LINK $@"
-	$(Q)echo '{ global: mf_*; luaopen_moonflow*; local: *; };' > $(BUILD)/exports.map
-	$(Q)$(CC) -shared -Wl,-soname,libmoonflow.so.0 -Wl,--version-script=$(BUILD)/exports.map -o $@ $(OBJECTS) $(LIBS)
-	$(Q)ln -sf libmoonflow.so.0 $(BUILD)/libmoonflow.so
-$(BUILD)/libmoonflow.a: $(OBJECTS)
-	$(Q)rm -f $@; $(AR) rcs $@ $(OBJECTS)
-$(BUILD)/obj/main.o: src/main.c $(GEN)/stamp
-	$(COMPILE) -iquote src/api -iquote src/bind -iquote src/launch -c $< -o $@
-$(BUILD)/moonflow: $(BUILD)/obj/main.o $(BUILD)/libmoonflow.a
-	$(Q)$(CC) -Wl,-E -o $@ $(BUILD)/obj/main.o $(BUILD)/libmoonflow.a $(LIBS)
+# -- Outputs --------------------------------------------------------------------------------------
+
+SONAME := libmoonflow.so.0
+$(BUILD)/$(SONAME): $(OBJECTS) $(BUILD)/objects.txt
+	$(SAY) "  LINK $@"
+	@echo '{ global: mf_*; luaopen_moonflow*; local: *; };' > $(BUILD)/exports.map
+	$(Q)$(CC) -shared $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(SONAME) \
+	  -Wl,--version-script=$(BUILD)/exports.map -o $@ $(OBJECTS) $(LIBS)
+$(BUILD)/libmoonflow.so: $(BUILD)/$(SONAME)
+	@ln -sf $(SONAME) $@
+$(BUILD)/libmoonflow.a: $(OBJECTS) $(BUILD)/objects.txt
+	$(SAY) "  AR $@"
+	$(Q)rm -f $@ && $(AR) rcs $@ $(OBJECTS)
+# The program holds the library; C modules find mf_* in it, and lua_* in the shared libluajit.
+$(BUILD)/moonflow: $(BUILD)/obj/main.o $(OBJECTS) $(BUILD)/objects.txt
+	$(SAY) "  LINK $@"
+	$(Q)$(CC) -Wl,-E -o $@ $(BUILD)/obj/main.o $(OBJECTS) $(LIBS)
+objects: $(OBJECTS) $(BUILD)/obj/main.o
+
+AT := $(DESTDIR)$(PREFIX)
+install: all
+	$(Q)install -d $(AT)/bin $(AT)/lib/pkgconfig $(AT)/include $(AT)/share/moonflow
+	$(Q)install $(BUILD)/moonflow $(AT)/bin/
+	$(Q)install -m 644 $(BUILD)/$(SONAME) $(BUILD)/libmoonflow.a $(AT)/lib/
+	$(Q)ln -sf $(SONAME) $(AT)/lib/libmoonflow.so
+	$(Q)install -m 644 src/api/moonflow.h $(AT)/include/
+	$(Q)install -m 644 $(GEN)/moonflow.lua $(AT)/share/moonflow/
+	$(Q)printf '%s\n' 'Name: moonflow' 'Description: deep learning in C and Lua' \
+	  'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lmoonflow' \
+	  'Libs.private: $(LIBS)' > $(AT)/lib/pkgconfig/moonflow.pc
+uninstall:
+	rm -f $(AT)/bin/moonflow $(AT)/lib/libmoonflow.* $(AT)/lib/pkgconfig/moonflow.pc
+	rm -rf $(AT)/include/moonflow.h $(AT)/share/moonflow
 
 clean:
 	rm -rf build
 
-# -- Checks -----------------------------------------------------------------------------------------------------------------------
+# -- Runs -----------------------------------------------------------------------------------------
 
-C_SPECS := $(patsubst spec/c/%.c,$(BUILD)/spec/%,$(wildcard spec/c/*_spec.c))
+demo: all $(BUILD)/packages-demo
+	$(Q)$(BUILD)/moonflow examples/fashion_mnist.lua $(ARGS)
+bench: all
+	$(Q)PEER_PYTHON='$(PEER_PYTHON)' $(BUILD)/moonflow examples/bench_all.lua $(ARGS)
+
 $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(FLAGS) $(foreach d,$(FOLDERS),-iquote src/$(d)) -iquote $(GEN)/op -o $@ $< $(BUILD)/libmoonflow.a $(LIBS)
+	$(Q)$(CC) $(FLAGS) -MMD -MP $(LUA_CFLAGS) $(patsubst %,-iquote src/%,$(LAYERS)) \
+	  -iquote $(GEN)/op -o $@ $< $(BUILD)/libmoonflow.a $(LIBS)
+test: all $(BUILD)/packages-test $(C_SPECS)
+	@luajit spec/run --build $(BUILD) $(C_SPECS)
+test-long: all $(BUILD)/packages-test $(C_SPECS)
+	@luajit spec/run --build $(BUILD) --long $(C_SPECS)
 
-test: deps-build deps-test $(BUILD)/moonflow $(C_SPECS)
-	$(Q)BUILD=$(BUILD) sh spec/tools/run.sh $(C_SPECS)
+# Compiles the file TRY as one of the folder AS: what may it include?
+try: $(GEN)/stamp
+	$(Q)$(CC) $(FLAGS) $(call SEE,$(AS)) -fsyntax-only $(TRY)
+$(BUILD)/lint/%.ok: src/% $(NEEDS)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(FLAGS) -MMD -MP -MF $(@:.ok=.d) -MT $@ $(call SEE,$(call FOLDER,$<)) \
+	  -DMF_ISA=$(firstword $(ISAS)) -Wno-unused -x c -fsyntax-only $<
+	@touch $@
+-include $(HEADERS:src/%=$(BUILD)/lint/%.d)
+lint: objects $(HEADERS:src/%=$(BUILD)/lint/%.ok) $(BUILD)/packages-lint
+	@luajit spec/tools/lint.lua $(BUILD) $(LAYERS)
+size:
+	@luajit spec/tools/size.lua
+
+# Compiles everything for arm64, and links where Debian's arm64 libraries are installed.
+ARM := aarch64-linux-gnu-gcc
+cross: $(BUILD)/packages-cross
+	$(Q)$(MAKE) CC=$(ARM) BUILD=build/aarch64 objects
+	$(Q)if $(ARM) -print-file-name=libdnnl.so | grep -q /; then \
+	  $(MAKE) CC=$(ARM) BUILD=build/aarch64 all; \
+	else echo "not linked: needs  dpkg --add-architecture arm64 && apt-get update &&" \
+	  "apt-get install -y libdnnl-dev:arm64 libluajit-5.1-dev:arm64 zlib1g-dev:arm64"; fi
