@@ -13,6 +13,7 @@
 #include "cpuid.h"
 #include "copy_views.h"
 #include "dnn.h"
+#include "image.h"
 #include "op_args.h"
 
 enum { LIMIT = 1 << 20, X = 0, W, Y, BIAS, PARTS };
@@ -24,8 +25,7 @@ typedef struct Window {
 } Window;
 
 typedef struct Part {
-  View view; /* four dims; one for the bias */
-  int64_t shape[4], strides[4];
+  Image image; /* the weights are one as well, the bias a view of one dim */
   bool used, written, copy, last;
   size_t at;
 } Part;
@@ -37,19 +37,6 @@ typedef struct Scheme {
   DnnConv conv;
 } Scheme;
 
-/* -- Memory formats ---------- */
-
-static bool strictly_last(const int64_t *shape, const int64_t *stride) {
-  int64_t last[4], plain[4];
-  shape_channels_last(shape, last);
-  shape_contiguous(4, shape, plain);
-  return !memcmp(stride, last, sizeof last) && memcmp(stride, plain, sizeof plain);
-}
-
-static bool meta_is_last(const Meta *m) {
-  return m->ndim == 4 && strictly_last(m->shape, m->stride);
-}
-
 /* -- Schemes ---------- */
 
 static size_t room(Scheme *s, int64_t elements, DType t) {
@@ -58,25 +45,15 @@ static size_t room(Scheme *s, int64_t elements, DType t) {
   return at;
 }
 
-/* Takes an operand into the scheme: images of three dims become a batch of one. */
 static void part_set(Scheme *s, int k, const View *v, bool written) {
   Part *p = &s->part[k];
   p->used = v && !view_absent(v);
   if (!p->used) return;
   p->written = written;
-  p->view = *v;
-  int add = k != BIAS && v->ndim == 3;
-  for (int d = 0; d < v->ndim; d++) {
-    p->shape[d + add] = v->shape[d];
-    p->strides[d + add] = v->stride[d];
-  }
-  if (add) {
-    p->shape[0] = 1;
-    p->strides[0] = v->shape[0] * v->shape[1] * v->shape[2];
-  }
-  p->view.ndim = (int8_t)(v->ndim + add);
-  p->view.shape = p->shape;
-  p->view.stride = p->strides;
+  if (k == BIAS)
+    p->image.view = *v;
+  else
+    image_set(&p->image, v);
 }
 
 /* Chooses the format in which an operand is used, and whether that takes a copy. */
@@ -84,16 +61,17 @@ static void part_place(Scheme *s, int k, bool prefer_last) {
   Part *p = &s->part[k];
   if (!p->used) return;
   DType want = k == BIAS && s->compute == BF16 ? F32 : s->compute;
-  bool plain = view_is_contiguous(&p->view);
-  bool last = k != BIAS && shape_is_channels_last(4, p->shape, p->strides);
+  bool plain = view_is_contiguous(&p->image.view);
+  bool last = k != BIAS && shape_is_channels_last(4, p->image.shape, p->image.stride);
   if (s->compute == F64) last = prefer_last = false;
-  p->copy = p->view.dtype != want || !(plain || last);
+  p->copy = p->image.view.dtype != want || !(plain || last);
   p->last = p->copy || (plain && last) ? prefer_last && k != BIAS : last;
-  if (p->copy) p->at = room(s, view_numel(&p->view), want);
+  if (p->copy) p->at = room(s, view_numel(&p->image.view), want);
 }
 
 static void scheme_dnn(Scheme *s, const OpCall *c, DnnConvKind kind, const Window *w) {
-  const int64_t *x = s->part[X].shape, *k = s->part[W].shape, *y = s->part[Y].shape;
+  const int64_t *x = s->part[X].image.shape, *k = s->part[W].image.shape,
+                *y = s->part[Y].image.shape;
   s->conv = (DnnConv){.kind = kind,
                       .type = s->compute == BF16 ? DNN_BF16 : DNN_F32,
                       .bias = s->part[BIAS].used,
@@ -120,8 +98,8 @@ static void scheme_dnn(Scheme *s, const OpCall *c, DnnConvKind kind, const Windo
 }
 
 static bool scheme_is_empty(const Scheme *s) {
-  return !view_numel(&s->part[X].view) || !view_numel(&s->part[W].view) ||
-         !view_numel(&s->part[Y].view);
+  return !view_numel(&s->part[X].image.view) || !view_numel(&s->part[W].image.view) ||
+         !view_numel(&s->part[Y].image.view);
 }
 
 /* Depends on shapes and strides alone. An empty scheme needs nothing. */
@@ -135,11 +113,11 @@ static void scheme_set(Scheme *s, const OpCall *c, DnnConvKind kind, const Windo
   if (scheme_is_empty(s)) return;
   if (x->dtype == F64) s->compute = F64;
   if (x->dtype == BF16 && cpuid_has_bf16()) s->compute = BF16;
-  bool last = strictly_last(s->part[X].shape, s->part[X].strides) ||
-              strictly_last(s->part[Y].shape, s->part[Y].strides);
+  bool last = image_strictly_last(s->part[X].image.shape, s->part[X].image.stride) ||
+              image_strictly_last(s->part[Y].image.shape, s->part[Y].image.stride);
   part_place(s, X, last);
   part_place(s, Y, last);
-  part_place(s, W, strictly_last(s->part[W].shape, s->part[W].strides));
+  part_place(s, W, image_strictly_last(s->part[W].image.shape, s->part[W].image.stride));
   part_place(s, BIAS, false);
   scheme_dnn(s, c, kind, window);
 }
@@ -240,11 +218,11 @@ static void plain_run(const DnnConv *d, void *const *data) {
 /* The dense copy of a part in scratch. */
 static View part_copy(const Scheme *s, int k, char *scratch, int64_t *strides) {
   const Part *p = &s->part[k];
-  View v = p->view;
+  View v = p->image.view;
   if (p->last)
-    shape_channels_last(p->shape, strides);
+    shape_channels_last(p->image.shape, strides);
   else
-    shape_contiguous(v.ndim, p->shape, strides);
+    shape_contiguous(v.ndim, p->image.shape, strides);
   v.dtype = (uint8_t)(k == BIAS && s->compute == BF16 ? F32 : s->compute);
   v.stride = strides;
   v.data = scratch + p->at;
@@ -258,12 +236,12 @@ static void run_empty(const Scheme *s) {
     const Part *p = &s->part[k];
     if (!p->used || !p->written) continue;
     View zero = {.data = (double[]){0}, .dtype = F64, .ndim = 0};
-    copy_views(&zero, &p->view);
+    copy_views(&zero, &p->image.view);
     if (k != Y || !s->part[BIAS].used) continue;
-    View bias = s->part[BIAS].view; /* (oc) seen as (n, oc, oh, ow) */
+    View bias = s->part[BIAS].image.view; /* (oc) seen as (n, oc, oh, ow) */
     none[1] = bias.stride[0];
-    bias.ndim = 4, bias.shape = p->shape, bias.stride = none;
-    copy_views(&bias, &p->view);
+    bias.ndim = 4, bias.shape = p->image.shape, bias.stride = none;
+    copy_views(&bias, &p->image.view);
   }
 }
 
@@ -281,11 +259,11 @@ static int conv_run(const OpCall *c, DnnConvKind kind, const Window *window, con
   for (int k = 0; k < PARTS; k++) {
     Part *p = &s.part[k];
     if (!p->used) continue;
-    data[k] = p->view.data;
+    data[k] = p->image.view.data;
     if (!p->copy) continue;
     copies[k] = part_copy(&s, k, c->scratch, strides[k]);
     data[k] = copies[k].data;
-    if (!p->written) copy_views(&p->view, &copies[k]);
+    if (!p->written) copy_views(&p->image.view, &copies[k]);
   }
   if (s.compute == F64) {
     plain_run(&s.conv, data);
@@ -298,7 +276,7 @@ static int conv_run(const OpCall *c, DnnConvKind kind, const Window *window, con
   }
   for (int k = 0; k < PARTS; k++)
     if (s.part[k].used && s.part[k].copy && s.part[k].written)
-      copy_views(&copies[k], &s.part[k].view);
+      copy_views(&copies[k], &s.part[k].image.view);
   return 0;
 }
 
@@ -323,15 +301,6 @@ static int check_window(Infer *I, const Window *w) {
                          (long long)w->dilation[k]);
   }
   return 0;
-}
-
-static int check_image(Infer *I, int k) {
-  char name[64], shape[SHAPE_TEXT_MAX];
-  const Meta *x = I->in[k];
-  int rc = infer_want_float(I, k);
-  if (rc || x->ndim == 4 || x->ndim == 3) return rc;
-  return infer_error(I, "%s must be (N, C, H, W) or (C, H, W), is %s",
-                     infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, shape));
 }
 
 /* Weights against groups and channels; `out`: the image has the output's channels. */
@@ -359,15 +328,6 @@ static int64_t out_size(int64_t in, int64_t kernel, const Window *w, int k) {
   return span < 0 ? 0 : span / w->stride[k] + 1;
 }
 
-/* The next output: an image like `like` in batch, with these sizes, channels_last when asked. */
-static int add_image(Infer *I, const Meta *like, int64_t c, int64_t h, int64_t w, bool last) {
-  int64_t shape[4] = {like->shape[0], c, h, w};
-  int skip = like->ndim == 3;
-  int rc = infer_shape(I, (DType)like->dtype, like->ndim, shape + skip);
-  if (!rc && last && !skip) shape_channels_last(shape, I->last->stride);
-  return rc;
-}
-
 static Window conv2d_window(const struct conv2d_args *a) {
   return (Window){a->stride, a->padding, a->dilation, a->groups};
 }
@@ -375,7 +335,7 @@ static Window conv2d_window(const struct conv2d_args *a) {
 static int conv2d_infer(Infer *I) {
   const Meta *x = I->in[0], *w = I->in[1], *b = I->in[2];
   Window window = conv2d_window(I->args);
-  int rc = check_image(I, 0);
+  int rc = image_check(I, 0);
   if (!rc) rc = infer_want_ndim(I, 1, 4);
   if (!rc) rc = infer_want_same_dtype(I, 0, 1);
   if (!rc && b) rc = infer_want_same_dtype(I, 0, 2);
@@ -395,7 +355,7 @@ static int conv2d_infer(Infer *I) {
                        shape_text(4, w->shape, tw), shape_text(x->ndim, x->shape, tx),
                        (long long)window.padding[0], (long long)window.padding[1],
                        (long long)window.dilation[0], (long long)window.dilation[1]);
-  return add_image(I, x, w->shape[0], oh, ow, meta_is_last(x) || meta_is_last(w));
+  return image_add(I, x, w->shape[0], oh, ow, image_meta_is_last(x) || image_meta_is_last(w));
 }
 
 static size_t conv2d_scratch(const OpCall *c) {
@@ -426,7 +386,7 @@ static int conv2d_input_infer(Infer *I) {
   const struct conv2d_input_args *a = I->args;
   const Meta *g = I->in[0], *w = I->in[1];
   Window window = conv2d_input_window(a);
-  int rc = check_image(I, 0);
+  int rc = image_check(I, 0);
   if (!rc) rc = infer_want_ndim(I, 1, 4);
   if (!rc) rc = infer_want_same_dtype(I, 0, 1);
   if (!rc) rc = check_window(I, &window);
@@ -437,8 +397,8 @@ static int conv2d_input_infer(Infer *I) {
       out_size(a->size[1], w->shape[3], &window, 1) != g->shape[g->ndim - 1])
     return infer_error(I, "no convolution of an image of size (%lld, %lld) gives g",
                        (long long)a->size[0], (long long)a->size[1]);
-  return add_image(I, g, w->shape[1] * window.groups, a->size[0], a->size[1],
-                   meta_is_last(g) || meta_is_last(w));
+  return image_add(I, g, w->shape[1] * window.groups, a->size[0], a->size[1],
+                   image_meta_is_last(g) || image_meta_is_last(w));
 }
 
 static size_t conv2d_input_scratch(const OpCall *c) {
@@ -468,8 +428,8 @@ static Window conv2d_weight_window(const struct conv2d_weight_args *a) {
 /* The next output: like w, in w's memory format. */
 static int check_weight(Infer *I, const Window *window) {
   const Meta *g = I->in[0], *x = I->in[1], *w = I->in[2];
-  int rc = check_image(I, 0);
-  if (!rc) rc = check_image(I, 1);
+  int rc = image_check(I, 0);
+  if (!rc) rc = image_check(I, 1);
   if (!rc) rc = infer_want_ndim(I, 2, 4);
   if (!rc) rc = infer_want_same_dtype(I, 0, 1);
   if (!rc) rc = check_window(I, window);
