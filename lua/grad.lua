@@ -8,7 +8,7 @@ local mf = require 'moonflow.core'
 local grad = {}
 
 -- The other parts of this table, one file a family.
-for _, part in ipairs { 'pointwise', 'dnn' } do
+for _, part in ipairs { 'pointwise', 'reduce', 'dnn' } do
   for name, lines in pairs(require('moonflow.grad_' .. part)) do grad[name] = lines end
 end
 

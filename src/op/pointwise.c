@@ -2,7 +2,12 @@
  * pass over memory have a NAME_backward op here. */
 #include "pointwise.h"
 
-enum { F = OP_FLOAT_OUT | OP_INPLACE, B = OP_NO_GRAD, HIDE = OP_FUNCTION_ONLY };
+enum { F = OP_FLOAT_OUT | OP_INPLACE, HIDE = OP_HIDDEN };
+
+#define CLAMP                                                                                                        \
+  o->has_max && x > K(o->max) ? K(o->max) : o->has_min && x < K(o->min) ? (o->has_max && o->min > o->max ? K(o->max) : K(o->min)) : x
+#define MF_TEXT_OF(...) #__VA_ARGS__
+#define MF_TEXT(...) MF_TEXT_OF(__VA_ARGS__)
 
 /* -- Arithmetic -------------------------------------------------------------------------------------------------------------- */
 
@@ -32,14 +37,52 @@ static inline int64_t int_pow(int64_t base, int64_t e) {
     if (e & 1) r *= b;
   return (int64_t)r;
 }
-/* a to the power of b. */
-POINTWISE2_ALL(pow, "pow(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, NULL, pow(a, b), int_pow(a, b))
 /* x squared. */
 POINTWISE1_ALL(square, "square(Tensor x) -> Tensor", OP_INPLACE, x * x, (int64_t)((uint64_t)x * (uint64_t)x))
+PW_HEAD(pow, f32, float) PW_IN2 PW_LOOP(T, PW_AB, pow(a, b))
+PW_HEAD(pow, f64, double) PW_IN2 PW_LOOP(T, PW_AB, pow(a, b))
+PW_HEAD(pow, i64, int64_t) PW_IN2 PW_LOOP(T, PW_AB, int_pow(a, b))
+PW_HEAD(pow, f32_cube, float) PW_IN1 PW_LOOP(T, PW_X, x * x * x)
+PW_HEAD(pow, f64_cube, double) PW_IN1 PW_LOOP(T, PW_X, x * x * x)
+PW_HEAD(pow, f32_root, float) PW_IN1 PW_LOOP(T, PW_X, sqrt(x))
+PW_HEAD(pow, f64_root, double) PW_IN1 PW_LOOP(T, PW_X, sqrt(x))
+PW_HEAD(pow, f32_inverse, float) PW_IN1 PW_LOOP(T, PW_X, K(1) / x)
+PW_HEAD(pow, f64_inverse, double) PW_IN1 PW_LOOP(T, PW_X, K(1) / x)
+
+/* The usual exponents, where they are one number, need no logarithm. */
+static int pow_cpu(const OpCall *c) {
+  static const struct { double exponent; PointwiseFn *fn[PW_CLASSES]; } usual[] = {
+    {2, {square_f32, square_f64, square_i64}},
+    {3, {pow_f32_cube, pow_f64_cube}},
+    {0.5, {pow_f32_root, pow_f64_root}},
+    {-1, {pow_f32_inverse, pow_f64_inverse}},
+  };
+  PointwiseClass cls = block_class((DType)c->out[0].dtype);
+  if (c->in[1].ndim == 0 && dtype_kind((DType)c->in[1].dtype) != KIND_BOOL) {
+    double exponent = dtype_get_f64((DType)c->in[1].dtype, c->in[1].data);
+    for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
+      if (usual[i].exponent == exponent && usual[i].fn[cls])
+        return pw_run(usual[i].fn[cls], cls, false, c->args, 1, c->in, c->out);
+  }
+  return pointwise_cpu(c);
+}
+
+/* a to the power of b. */
+OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_INPLACE, .infer = pointwise_infer, .sbp = "..., ...",
+   .cpu = pow_cpu, .expression = "pow(a, b)", .pointwise = {pow_f32, pow_f64, pow_i64})
+/* The gradient of pow for a: x b a^(b - 1), 0 where b is 0. */
+POINTWISE3(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE,
+           b == K(0) ? K(0) : x * b * (b == K(2) ? a : pow(a, b - K(1))))
+/* The gradient of pow for b: x a^b log(a), 0 where a is 0 and b is not negative. */
+POINTWISE3(pow_backward_b, "pow_backward_b(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE,
+           a == K(0) && b >= K(0) ? K(0) : x * pow(a, b) * log(a))
 /* The larger of a and b; NaN where either is. */
 POINTWISE2_ALL(maximum, "maximum(Tensor a, Tensor|number b) -> Tensor", 0, NULL, a > b || a != a ? a : b, a > b ? a : b)
 /* The smaller of a and b; NaN where either is. */
 POINTWISE2_ALL(minimum, "minimum(Tensor a, Tensor|number b) -> Tensor", 0, NULL, a < b || a != a ? a : b, a < b ? a : b)
+/* The gradient of maximum for a (of minimum: with a and b exchanged): x where a is larger, half of it where they are equal. */
+POINTWISE3(maximum_backward, "maximum_backward(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE,
+           a > b ? x : a == b ? K(0.5) * x : K(0))
 /* The angle of the point (b, a). */
 POINTWISE2(atan2, "atan2(Tensor a, Tensor b) -> Tensor", F, atan2(a, b))
 /* x + weight * (a - x), computed from the nearer end. */
@@ -84,6 +127,17 @@ POINTWISE2_INT(bitwise_and, "bitwise_and(Tensor a, Tensor|number b) -> Tensor", 
 POINTWISE2_INT(bitwise_or, "bitwise_or(Tensor a, Tensor|number b) -> Tensor", OP_INPLACE, a | b)
 /* The bits set in exactly one. */
 POINTWISE2_INT(bitwise_xor, "bitwise_xor(Tensor a, Tensor|number b) -> Tensor", OP_INPLACE, a ^ b)
+
+PW_HEAD(bitwise_not, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, ~x)
+
+static int bitwise_not_cpu(const OpCall *c) {
+  bool logical = c->out[0].dtype == BOOL;
+  return pw_run(logical ? logical_not_i64 : bitwise_not_i64, PW_I64, logical, c->args, 1, c->in, c->out);
+}
+
+/* Every bit the other way round; of bool: not x. */
+OP(bitwise_not, .signature = "bitwise_not(Tensor x) -> Tensor", .flags = OP_INPLACE | OP_INT_ONLY | OP_NO_GRAD, .infer = pointwise_infer,
+   .sbp = "...", .cpu = bitwise_not_cpu, .expression = "~x", .pointwise = {NULL, NULL, bitwise_not_i64})
 
 /* -- Unary ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -167,19 +221,34 @@ POINTWISE1(silu, "silu(Tensor x) -> Tensor", F, x / (K(1) + exp(-x)))
 /* The gradient of silu: g s (1 + x (1 - s)) with s = sigmoid(x). */
 POINTWISE2(silu_backward, "silu_backward(Tensor a, Tensor b) -> Tensor", HIDE,
            a * (K(1) / (K(1) + exp(-b))) * (K(1) + b * (K(1) - K(1) / (K(1) + exp(-b)))))
-/* x * Phi(x), Phi the normal distribution function; see gelu for the approximate form. */
-POINTWISE1(gelu_erf, "gelu_erf(Tensor x) -> Tensor", F | HIDE, K(0.5) * x * (K(1) + erf(x * K(0.70710678118654752440))))
-/* The gradient of gelu_erf: g (Phi(x) + x phi(x)). */
-POINTWISE2(gelu_erf_backward, "gelu_erf_backward(Tensor a, Tensor b) -> Tensor", HIDE,
-           a * (K(0.5) * (K(1) + erf(b * K(0.70710678118654752440))) + b * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
-/* gelu by 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
-POINTWISE1(gelu_tanh, "gelu_tanh(Tensor x) -> Tensor", F | HIDE,
-           K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x))))
+/* x * Phi(x), Phi the normal distribution function; 'tanh' approximates it by 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+POINTWISE1(gelu, "gelu(Tensor x, *, str(none|tanh) approximate=none) -> Tensor", F,
+           o->approximate ? K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x)))
+                          : K(0.5) * x * (K(1) + erf(x * K(0.70710678118654752440))))
+/* The gradient of gelu: g (Phi(x) + x phi(x)), or that of the approximation. */
+POINTWISE2(gelu_backward, "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor", HIDE,
+           o->approximate
+             ? a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588) * (b + K(0.044715) * b * b * b))) *
+                 (K(1) + b * (K(1) - tanh(K(0.79788456080286535588) * (b + K(0.044715) * b * b * b))) *
+                           K(0.79788456080286535588) * (K(1) + K(0.134145) * b * b))
+             : a * (K(0.5) * (K(1) + erf(b * K(0.70710678118654752440))) + b * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
 /* log(1 + exp(beta x)) / beta, and x itself where beta x exceeds the threshold. */
 POINTWISE1(softplus, "softplus(Tensor x, *, float beta=1, float threshold=20) -> Tensor", F,
            x * K(o->beta) > K(o->threshold) ? x : log1p(exp(x * K(o->beta))) / K(o->beta))
+/* The gradient of softplus: g sigmoid(beta x). */
+POINTWISE2(softplus_backward, "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) -> Tensor", HIDE,
+           b * K(o->beta) > K(o->threshold) ? a : a / (K(1) + exp(-b * K(o->beta))))
 /* x where positive, else negative_slope * x. */
 POINTWISE1(leaky_relu, "leaky_relu(Tensor x, float negative_slope=0.01) -> Tensor", F, x > K(0) ? x : x * K(o->negative_slope))
+/* The gradient of leaky_relu. */
+POINTWISE2(leaky_relu_backward, "leaky_relu_backward(Tensor a, Tensor b, float negative_slope) -> Tensor", HIDE,
+           b > K(0) ? a : a * K(o->negative_slope))
+/* x where positive, else w * x; see prelu. */
+POINTWISE2(prelu_kernel, "prelu_kernel(Tensor a, Tensor b) -> Tensor", HIDE, a > K(0) ? a : b * a)
+/* The gradient of prelu for its input: x where a is positive, else b x. */
+POINTWISE3(prelu_backward, "prelu_backward(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE, a > K(0) ? x : b * x)
+/* The gradient of prelu for its weight, before summing: g min(b, 0). */
+POINTWISE2(prelu_weight_backward, "prelu_weight_backward(Tensor a, Tensor b) -> Tensor", HIDE, b > K(0) ? K(0) : a * b)
 /* x where positive, else alpha * (exp(x) - 1). */
 POINTWISE1(elu, "elu(Tensor x, float alpha=1) -> Tensor", F, x > K(0) ? x : K(o->alpha) * expm1(x))
 /* x where positive, else alpha * (exp(x / alpha) - 1). */
@@ -187,25 +256,102 @@ POINTWISE1(celu, "celu(Tensor x, float alpha=1) -> Tensor", F, x > K(0) ? x : K(
 /* elu with the constants that keep mean 0 and variance 1 (Klambauer and others, 2017). */
 POINTWISE1(selu, "selu(Tensor x) -> Tensor", F,
            K(1.0507009873554804934193349852946) * (x > K(0) ? x : K(1.6732632423543772848170429916717) * expm1(x)))
+/* The gradient of elu and its kin: scale g where b is positive, else scale alpha beta g exp(beta b). */
+POINTWISE2(elu_backward, "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, float scale=1) -> Tensor", HIDE,
+           b > K(0) ? a * K(o->scale) : a * K(o->scale * o->alpha * o->beta) * exp(b * K(o->beta)))
 /* x * tanh(softplus(x)). */
 POINTWISE1(mish, "mish(Tensor x) -> Tensor", F, x * tanh(x > K(20) ? x : log1p(exp(x))))
+/* The gradient of mish: g (t + x (1 - t t) s) with t = tanh(softplus(x)) and s = sigmoid(x). */
+POINTWISE2(mish_backward, "mish_backward(Tensor a, Tensor b) -> Tensor", HIDE,
+           a * (tanh(b > K(20) ? b : log1p(exp(b))) +
+                b * (K(1) - tanh(b > K(20) ? b : log1p(exp(b))) * tanh(b > K(20) ? b : log1p(exp(b)))) / (K(1) + exp(-b))))
+PW_HEAD(clamp, f32, float) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
+PW_HEAD(clamp, f64, double) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
+PW_HEAD(clamp, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
+
+static int clamp_infer(Infer *I) {
+  const struct clamp_args *a = I->args;
+  if (!a->has_min && !a->has_max) return infer_error(I, "neither min nor max is given; one of them must be");
+  return pointwise_infer(I);
+}
+
 /* x between min and max, either of which may be absent. */
-POINTWISE1_ALL(clamp, "clamp(Tensor x, float? min=None, float? max=None) -> Tensor", OP_INPLACE,
-               o->has_max && x > K(o->max) ? K(o->max) : o->has_min && x < K(o->min) ? (o->has_max && o->min > o->max ? K(o->max) : K(o->min)) : x,
-               o->has_max && x > K(o->max) ? K(o->max) : o->has_min && x < K(o->min) ? K(o->min) : x)
+OP(clamp, .signature = "clamp(Tensor x, float? min=None, float? max=None) -> Tensor", .flags = OP_INPLACE, .infer = clamp_infer,
+   .sbp = "...", .cpu = pointwise_cpu, .expression = MF_TEXT(CLAMP), .pointwise = {clamp_f32, clamp_f64, clamp_i64})
+/* The gradient of clamp: g where b lies between the bounds, which count as inside. */
+POINTWISE2(clamp_backward, "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor", HIDE,
+           (!o->has_min || b >= K(o->min)) && (!o->has_max || b <= K(o->max)) ? a : K(0))
 /* x where x > threshold, else value. */
-POINTWISE1(threshold, "threshold(Tensor x, float threshold, float value) -> Tensor", F, x <= K(o->threshold) ? K(o->value) : x)
+POINTWISE1_ALL(threshold, "threshold(Tensor x, float threshold, float value) -> Tensor", OP_INPLACE,
+               x <= K(o->threshold) ? K(o->value) : x, x <= K(o->threshold) ? K(o->value) : x)
 /* x between min_val and max_val. */
-POINTWISE1(hardtanh, "hardtanh(Tensor x, float min_val=-1, float max_val=1) -> Tensor", F,
-           x < K(o->min_val) ? K(o->min_val) : x > K(o->max_val) ? K(o->max_val) : x)
+POINTWISE1_ALL(hardtanh, "hardtanh(Tensor x, float min_val=-1, float max_val=1) -> Tensor", OP_INPLACE,
+               x < K(o->min_val) ? K(o->min_val) : x > K(o->max_val) ? K(o->max_val) : x,
+               x < K(o->min_val) ? K(o->min_val) : x > K(o->max_val) ? K(o->max_val) : x)
+/* x between 0 and 6. */
+POINTWISE1_ALL(relu6, "relu6(Tensor x) -> Tensor", OP_INPLACE, x < K(0) ? K(0) : x > K(6) ? K(6) : x, x < 0 ? 0 : x > 6 ? 6 : x)
+/* a where min < b < max, else 0: the gradient of functions that are flat outside. */
+POINTWISE2(inside_backward, "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> Tensor", HIDE,
+           b > K(o->min) && b < K(o->max) ? a : K(0))
 /* x moved toward 0 by lambd, 0 within. */
 POINTWISE1(softshrink, "softshrink(Tensor x, float lambd=0.5) -> Tensor", F,
            x > K(o->lambd) ? x - K(o->lambd) : x < -K(o->lambd) ? x + K(o->lambd) : x * K(0))
 /* x where |x| > lambd, else 0. */
 POINTWISE1(hardshrink, "hardshrink(Tensor x, float lambd=0.5) -> Tensor", F, x >= -K(o->lambd) && x <= K(o->lambd) ? K(0) : x)
+/* The gradient of softshrink and hardshrink: g where |b| > lambd. */
+POINTWISE2(shrink_backward, "shrink_backward(Tensor a, Tensor b, float lambd) -> Tensor", HIDE,
+           b >= -K(o->lambd) && b <= K(o->lambd) ? K(0) : a)
 /* log(sigmoid(x)). */
 POINTWISE1(logsigmoid, "logsigmoid(Tensor x) -> Tensor", F, (x < K(0) ? x : K(0)) - log1p(exp(-fabs(x))))
+/* The gradient of logsigmoid: g sigmoid(-b). */
+POINTWISE2(logsigmoid_backward, "logsigmoid_backward(Tensor a, Tensor b) -> Tensor", HIDE, a / (K(1) + exp(b)))
 /* clamp(x + 3, 0, 6) / 6. */
 POINTWISE1(hardsigmoid, "hardsigmoid(Tensor x) -> Tensor", F, (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
 /* x * hardsigmoid(x). */
 POINTWISE1(hardswish, "hardswish(Tensor x) -> Tensor", F, x * (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
+/* The gradient of hardswish: g (x / 3 + 1/2) between -3 and 3. */
+POINTWISE2(hardswish_backward, "hardswish_backward(Tensor a, Tensor b) -> Tensor", HIDE,
+           b < K(-3) ? K(0) : b > K(3) ? a : a * (b / K(3) + K(0.5)))
+/* x / (1 + |x|). */
+POINTWISE1(softsign, "softsign(Tensor x) -> Tensor", F, x / (K(1) + fabs(x)))
+/* The gradient of softsign: g / (1 + |x|)^2. */
+POINTWISE2(softsign_backward, "softsign_backward(Tensor a, Tensor b) -> Tensor", HIDE, a / ((K(1) + fabs(b)) * (K(1) + fabs(b))))
+/* x - tanh(x). */
+POINTWISE1(tanhshrink, "tanhshrink(Tensor x) -> Tensor", F, x - tanh(x))
+
+/* -- Choices ---------------------------------------------------------------------------------------------------------------------- */
+
+PW_HEAD(where, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, x != 0 ? a : b)
+PW_HEAD(where, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, x != 0 ? a : b)
+PW_HEAD(where, i64, int64_t) PW_IN3 PW_LOOP(T, PW_XAB, x != 0 ? a : b)
+
+/* The condition is bool, the lowest kind, and so has no part in the promotion of the others. */
+static int where_infer(Infer *I) {
+  int rc = infer_want_dtype(I, 0, BOOL);
+  return rc ? rc : pointwise_infer(I);
+}
+
+/* a where c is true, else b. */
+OP(where, .signature = "where(Tensor c, Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_FUNCTION_ONLY, .infer = where_infer,
+   .sbp = "..., ..., ...", .cpu = pointwise_cpu, .expression = "x != 0 ? a : b", .pointwise = {where_f32, where_f64, where_i64})
+
+PW_HEAD(masked_fill, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
+PW_HEAD(masked_fill, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
+PW_HEAD(masked_fill, i64, int64_t) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
+
+static int masked_fill_infer(Infer *I) {
+  DType x = (DType)I->in[0]->dtype, value = (DType)I->in[2]->dtype;
+  int rc = infer_want_dtype(I, 1, BOOL);
+  if (!rc) rc = infer_want_ndim(I, 2, 0);
+  if (rc) return rc;
+  if (dtype_kind(value) > dtype_kind(x) && !(x == BOOL && value == I64))
+    return infer_error(I, "value is %s and cannot be written into a tensor of %s", dtype_name(value), dtype_name(x));
+  if ((rc = pointwise_infer(I))) return rc;
+  I->last->dtype = (uint8_t)x;
+  return 0;
+}
+
+/* x with value where mask is true; mask is broadcast. */
+OP(masked_fill, .signature = "masked_fill(Tensor x, Tensor mask, Tensor|number value) -> Tensor", .flags = OP_INPLACE,
+   .infer = masked_fill_infer, .sbp = "..., ..., ...", .cpu = pointwise_cpu, .expression = "a != 0 ? b : x",
+   .pointwise = {masked_fill_f32, masked_fill_f64, masked_fill_i64})

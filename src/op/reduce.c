@@ -1,59 +1,517 @@
-/* Reductions over dims. */
-#include "block.h"
-#include "op_args.h"
-#include "thread.h"
+/* Reductions over dims to one value: sums, products, extremes, norms, moments, log of sums of exponentials; see fold.h for how elements
+ * are walked. Results are PyTorch's: whole numbers are summed as int64, NaN is larger and smaller than everything, an empty list of dims means all. */
+#include "fold.h"
+#include "moments.h"
+#include "pointwise.h"
 
-/* -- sum_to: the gradient of broadcasting ------------------------------------------------------------------------------------- */
+/* -- Shapes ------------------------------------------------------------------------------------------------------------------ */
+
+static uint32_t dims_mask(const IntList *dims) {
+  uint32_t mask = 0;
+  for (int i = 0; i < dims->n; i++) mask |= 1u << dims->v[i];
+  return mask;
+}
+
+/* The output of reducing input 0: of `dtype`, without the dims or with size 1 there. */
+static int reduced_infer(Infer *I, IntList *dims, bool keepdim, DType dtype) {
+  const Meta *x = I->in[0];
+  int rc = infer_dims(I, "dim", dims, x->ndim, true), ndim = 0;
+  if (rc) return rc;
+  uint32_t mask = dims_mask(dims);
+  int64_t shape[MF_MAX_DIMS];
+  for (int d = 0; d < x->ndim; d++) {
+    if (!(mask >> d & 1)) shape[ndim++] = x->shape[d];
+    else if (keepdim) shape[ndim++] = 1;
+  }
+  return infer_shape(I, dtype, ndim, shape);
+}
+
+/* Refuses to reduce nothing where there is no neutral element. */
+static int want_elements(Infer *I, const IntList *dims) {
+  char shape[SHAPE_TEXT_MAX];
+  const Meta *x = I->in[0];
+  for (int i = 0; i < dims->n; i++)
+    if (x->shape[dims->v[i]] == 0)
+      return infer_error(I, "x of shape %s has no elements along dim %lld; there must be at least one",
+                         shape_text(x->ndim, x->shape, shape), (long long)dims->v[i]);
+  return 0;
+}
+
+/* The step of y for each dim of x. */
+static void kept_steps(const View *x, const View *y, uint32_t mask, bool keepdim, int64_t *step) {
+  for (int d = 0, k = 0; d < x->ndim; d++) {
+    bool reduced = mask >> d & 1;
+    step[d] = reduced ? 0 : y->stride[k];
+    k += !reduced || keepdim;
+  }
+}
+
+static PointwiseClass reduced_class(DType x, DType y) {
+  if (x == F64 || y == F64) return dtype_is_float(x) || dtype_is_float(y) ? PW_F64 : PW_I64;
+  if (dtype_is_float(x)) return PW_F32;
+  return dtype_is_float(y) ? PW_F64 : PW_I64;
+}
+
+static void reduce_init(FoldJob *j, const Fold *fold, const OpCall *c, const IntList *dims, bool keepdim) {
+  int64_t step[MF_MAX_DIMS];
+  const View *x = &c->in[0], *y = &c->out[0];
+  uint32_t mask = dims_mask(dims);
+  kept_steps(x, y, mask, keepdim, step);
+  fold_init(j, fold, reduced_class((DType)x->dtype, (DType)y->dtype), x, mask, step);
+}
+
+static size_t reduce_scratch(const Fold *fold, const OpCall *c, const IntList *dims, bool keepdim) {
+  FoldJob j;
+  reduce_init(&j, fold, c, dims, keepdim);
+  return fold_scratch(&j);
+}
+
+static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bool keepdim) {
+  FoldJob j;
+  reduce_init(&j, fold, c, dims, keepdim);
+  fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);
+  return 0;
+}
+
+/* -- Folds by one expression ---------------------------------------------------------------------------------------------------- */
+
+/* Joins: a is what there is, b the next. */
+#define JOIN_SUM(a, b) ((a) + (b))
+#define JOIN_SUM_INT(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b)))
+#define JOIN_PROD(a, b) ((a) * (b))
+#define JOIN_PROD_INT(a, b) ((int64_t)((uint64_t)(a) * (uint64_t)(b)))
+#define JOIN_MAX(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
+#define JOIN_MIN(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
+
+/* Elements e of type T become MAP(e); groups are joined in type G, and groups in A. */
+#define FOLD_ONE(name, C, T, G, A, field, zero, MAP, JOIN)                                                                       \
+  static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done, Word *acc) {                             \
+    const T *x = x_;                                                                                                             \
+    A total = acc->field;                                                                                                        \
+    int64_t i = 0;                                                                                                               \
+    (void)done, (void)args;                                                                                                      \
+    if (n >= FOLD_LANES) {                                                                                                       \
+      G lane[FOLD_LANES];                                                                                                        \
+      for (int l = 0; l < FOLD_LANES; l++) lane[l] = (G)(zero);                                                                  \
+      for (; i + FOLD_LANES <= n; i += FOLD_LANES)                                                                               \
+        for (int l = 0; l < FOLD_LANES; l++) {                                                                                   \
+          G e = (G)MAP(x[i + l]);                                                                                                \
+          lane[l] = JOIN(lane[l], e);                                                                                            \
+        }                                                                                                                        \
+      for (int l = 0; l < FOLD_LANES; l++) total = JOIN(total, (A)lane[l]);                                                      \
+    }                                                                                                                            \
+    for (; i < n; i++) {                                                                                                         \
+      A e = (A)MAP(x[i]);                                                                                                        \
+      total = JOIN(total, e);                                                                                                    \
+    }                                                                                                                            \
+    acc->field = total;                                                                                                          \
+  }                                                                                                                              \
+  static void name##_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, const void *args, int64_t done,          \
+                                 Word *restrict acc, int64_t plane) {                                                            \
+    const T *restrict x = x_;                                                                                                    \
+    (void)done, (void)args, (void)plane;                                                                                         \
+    int64_t r = 0;                                                                                                               \
+    for (; r + 4 <= rows; r += 4, x += 4 * step)                                                                                 \
+      for (int64_t i = 0; i < n; i++) {                                                                                          \
+        G e0 = (G)MAP(x[i]), e1 = (G)MAP(x[i + step]), e2 = (G)MAP(x[i + 2 * step]), e3 = (G)MAP(x[i + 3 * step]);               \
+        e0 = JOIN(e0, e1), e2 = JOIN(e2, e3), e0 = JOIN(e0, e2);                                                                 \
+        acc[i].field = JOIN(acc[i].field, (A)e0);                                                                                \
+      }                                                                                                                          \
+    for (; r < rows; r++, x += step)                                                                                             \
+      for (int64_t i = 0; i < n; i++) {                                                                                          \
+        A e = (A)MAP(x[i]);                                                                                                      \
+        acc[i].field = JOIN(acc[i].field, e);                                                                                    \
+      }                                                                                                                          \
+  }                                                                                                                              \
+  static void name##_join_##C(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {      \
+    (void)to_count, (void)from_count, (void)plane;                                                                               \
+    for (int64_t i = 0; i < n; i++) to[i].field = JOIN(to[i].field, from[i].field);                                              \
+  }
+#define FOLD_FLOATS(name, G, zero, MAP, JOIN)                                                                                    \
+  FOLD_ONE(name, f32, float, G, double, f, zero, MAP, JOIN)                                                                      \
+  FOLD_ONE(name, f64, double, double, double, f, zero, MAP, JOIN)
+#define FOLD_ALL(name, G, zero, int_zero, MAP, JOIN, JOIN_INT)                                                                   \
+  FOLD_FLOATS(name, G, zero, MAP, JOIN)                                                                                          \
+  FOLD_ONE(name, i64, int64_t, int64_t, int64_t, i, int_zero, MAP, JOIN_INT)
+#define FOLD_TABLES(name)                                                                                                        \
+  .row = {name##_row_f32, name##_row_f64, name##_row_i64}, .columns = {name##_columns_f32, name##_columns_f64, name##_columns_i64}, \
+  .join = {name##_join_f32, name##_join_f64, name##_join_i64}
+#define FOLD_TABLES_FLOAT(name)                                                                                                  \
+  .row = {name##_row_f32, name##_row_f64}, .columns = {name##_columns_f32, name##_columns_f64}, .join = {name##_join_f32, name##_join_f64}
+
+#define MAP_SELF(e) (e)
+#define MAP_TRUE(e) ((e) != 0)
+
+/* A reduction with the arguments (x, dim, keepdim). */
+#define REDUCTION(name, fold)                                                                                                    \
+  static size_t name##_scratch(const OpCall *c) {                                                                                \
+    const struct name##_args *a = c->args;                                                                                       \
+    return reduce_scratch(fold, c, &a->dim, a->keepdim);                                                                         \
+  }                                                                                                                              \
+  static int name##_cpu(const OpCall *c) {                                                                                       \
+    const struct name##_args *a = c->args;                                                                                       \
+    return reduce_cpu(fold, c, &a->dim, a->keepdim);                                                                             \
+  }
+
+/* -- sum, mean, prod ------------------------------------------------------------------------------------------------------------ */
+
+FOLD_ALL(sum, float, 0, 0, MAP_SELF, JOIN_SUM, JOIN_SUM_INT)
+static const Fold sum_fold = {.words = 1, FOLD_TABLES(sum)};
+REDUCTION(sum, &sum_fold)
+
+static DType sum_dtype(Infer *I, int64_t given) {
+  DType x = (DType)I->in[0]->dtype;
+  return given != DTYPE_NONE ? (DType)given : dtype_is_float(x) ? x : I64;
+}
+
+static int sum_infer(Infer *I) {
+  struct sum_args *a = I->args;
+  return reduced_infer(I, &a->dim, a->keepdim, sum_dtype(I, a->dtype));
+}
+
+/* The sum over dims, all when none is given; whole numbers and bool are summed as int64. */
+OP(sum, .signature = "sum(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor", .infer = sum_infer, .cpu = sum_cpu,
+   .scratch = sum_scratch)
+
+static void mean_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
+  (void)plane, (void)args;
+  for (int64_t i = 0; i < n; i++) acc[i].f /= (double)count;
+}
+static const Fold mean_fold = {.words = 1, FOLD_TABLES(sum), .finish = mean_finish};
+REDUCTION(mean, &mean_fold)
+
+static int mean_infer(Infer *I) {
+  struct mean_args *a = I->args;
+  DType t = a->dtype != DTYPE_NONE ? (DType)a->dtype : (DType)I->in[0]->dtype;
+  if (!dtype_is_float(t)) return infer_error(I, "x is %s, whose mean is no whole number; give {dtype = mf.float32}", dtype_name(t));
+  return reduced_infer(I, &a->dim, a->keepdim, t);
+}
+
+/* The mean over dims, all when none is given. */
+OP(mean, .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor", .infer = mean_infer, .cpu = mean_cpu,
+   .scratch = mean_scratch)
+
+FOLD_ALL(prod, double, 1, 1, MAP_SELF, JOIN_PROD, JOIN_PROD_INT)
+static const Fold prod_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TABLES(prod)};
+REDUCTION(prod, &prod_fold)
+
+static int prod_infer(Infer *I) {
+  struct prod_args *a = I->args;
+  return reduced_infer(I, &a->dim, a->keepdim, sum_dtype(I, a->dtype));
+}
+
+/* The product over dims, all when none is given; that of whole numbers and bool is int64. */
+OP(prod, .signature = "prod(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor", .infer = prod_infer, .cpu = prod_cpu,
+   .scratch = prod_scratch)
+
+/* -- Extremes and tests ---------------------------------------------------------------------------------------------------------- */
+
+FOLD_ALL(amax, float, -INFINITY, INT64_MIN, MAP_SELF, JOIN_MAX, JOIN_MAX)
+FOLD_ALL(amin, float, INFINITY, INT64_MAX, MAP_SELF, JOIN_MIN, JOIN_MIN)
+static const Fold amax_fold = {.words = 1, .start = {-INFINITY}, .start_int = INT64_MIN, FOLD_TABLES(amax)};
+static const Fold amin_fold = {.words = 1, .start = {INFINITY}, .start_int = INT64_MAX, FOLD_TABLES(amin)};
+REDUCTION(amax, &amax_fold)
+REDUCTION(amin, &amin_fold)
+
+static int amax_infer(Infer *I) {
+  struct amax_args *a = I->args;
+  int rc = reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
+  return rc ? rc : want_elements(I, &a->dim);
+}
+
+static int amin_infer(Infer *I) {
+  struct amin_args *a = I->args;
+  int rc = reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
+  return rc ? rc : want_elements(I, &a->dim);
+}
+
+/* The largest element over dims, all when none is given; NaN where there is one. The gradient is shared by equal ones. */
+OP(amax, .signature = "amax(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .infer = amax_infer, .cpu = amax_cpu, .scratch = amax_scratch)
+/* The smallest element over dims, all when none is given; NaN where there is one. The gradient is shared by equal ones. */
+OP(amin, .signature = "amin(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
+
+FOLD_ALL(any, float, 0, 0, MAP_TRUE, JOIN_MAX, JOIN_MAX)
+FOLD_ALL(all, float, 1, 1, MAP_TRUE, JOIN_MIN, JOIN_MIN)
+FOLD_ALL(count_nonzero, float, 0, 0, MAP_TRUE, JOIN_SUM, JOIN_SUM_INT)
+static const Fold any_fold = {.words = 1, FOLD_TABLES(any)};
+static const Fold all_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TABLES(all)};
+static const Fold count_nonzero_fold = {.words = 1, FOLD_TABLES(count_nonzero)};
+
+/* These read the class of x, whatever the result is. */
+#define TEST(name, result)                                                                                                       \
+  static void name##_init(FoldJob *j, const OpCall *c) {                                                                         \
+    const struct name##_args *a = c->args;                                                                                       \
+    int64_t step[MF_MAX_DIMS];                                                                                                   \
+    kept_steps(&c->in[0], &c->out[0], dims_mask(&a->dim), a->keepdim, step);                                                     \
+    fold_init(j, &name##_fold, block_class((DType)c->in[0].dtype), &c->in[0], dims_mask(&a->dim), step);                         \
+  }                                                                                                                              \
+  static size_t name##_scratch(const OpCall *c) {                                                                                \
+    FoldJob j;                                                                                                                   \
+    name##_init(&j, c);                                                                                                          \
+    return fold_scratch(&j);                                                                                                     \
+  }                                                                                                                              \
+  static int name##_cpu(const OpCall *c) {                                                                                       \
+    FoldJob j;                                                                                                                   \
+    name##_init(&j, c);                                                                                                          \
+    fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);                                                                \
+    return 0;                                                                                                                    \
+  }                                                                                                                              \
+  static int name##_infer(Infer *I) {                                                                                            \
+    struct name##_args *a = I->args;                                                                                             \
+    return reduced_infer(I, &a->dim, a->keepdim, result);                                                                        \
+  }
+TEST(any, BOOL)
+TEST(all, BOOL)
+TEST(count_nonzero, I64)
+
+/* Whether any element over dims is not zero. */
+OP(any, .signature = "any(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD, .infer = any_infer, .cpu = any_cpu,
+   .scratch = any_scratch)
+/* Whether all elements over dims are not zero. */
+OP(all, .signature = "all(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD, .infer = all_infer, .cpu = all_cpu,
+   .scratch = all_scratch)
+/* How many elements over dims are not zero. */
+OP(count_nonzero, .signature = "count_nonzero(Tensor x, int[] dim=[], *, bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
+   .infer = count_nonzero_infer, .cpu = count_nonzero_cpu, .scratch = count_nonzero_scratch)
+
+/* -- norm ------------------------------------------------------------------------------------------------------------------------ */
+
+#define MAP_ABS(e) fabs(e)
+#define MAP_SQUARE(e) ((e) * (e))
+#define MAP_POWER(e) pow(fabs(e), (__typeof__((e) + 0))((const struct norm_args *)args)->p)
+FOLD_FLOATS(norm_sum, float, 0, MAP_ABS, JOIN_SUM)
+FOLD_FLOATS(norm_square, float, 0, MAP_SQUARE, JOIN_SUM)
+FOLD_FLOATS(norm_power, float, 0, MAP_POWER, JOIN_SUM)
+FOLD_FLOATS(norm_max, float, 0, MAP_ABS, JOIN_MAX)
+FOLD_FLOATS(norm_min, float, INFINITY, MAP_ABS, JOIN_MIN)
+FOLD_FLOATS(norm_count, float, 0, MAP_TRUE, JOIN_SUM)
+
+static void norm_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
+  double p = ((const struct norm_args *)args)->p;
+  (void)plane, (void)count;
+  for (int64_t i = 0; i < n; i++) acc[i].f = p == 2 ? sqrt(acc[i].f) : pow(acc[i].f, 1 / p);
+}
+static const Fold norm_folds[] = {
+  {.words = 1, FOLD_TABLES_FLOAT(norm_sum)},
+  {.words = 1, FOLD_TABLES_FLOAT(norm_square), .finish = norm_finish},
+  {.words = 1, FOLD_TABLES_FLOAT(norm_power), .finish = norm_finish},
+  {.words = 1, FOLD_TABLES_FLOAT(norm_max)},
+  {.words = 1, .start = {INFINITY}, FOLD_TABLES_FLOAT(norm_min)},
+  {.words = 1, FOLD_TABLES_FLOAT(norm_count)},
+};
+
+static const Fold *norm_fold(const OpCall *c) {
+  double p = ((const struct norm_args *)c->args)->p;
+  return &norm_folds[p == 1 ? 0 : p == 2 ? 1 : p == INFINITY ? 3 : p == -INFINITY ? 4 : p == 0 ? 5 : 2];
+}
+REDUCTION(norm, norm_fold(c))
+
+static int norm_infer(Infer *I) {
+  struct norm_args *a = I->args;
+  int rc = infer_want_float(I, 0);
+  if (!rc && a->p != a->p) rc = infer_error(I, "p must be a number, is nan");
+  if (!rc) rc = reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
+  return rc || a->p != -INFINITY ? rc : want_elements(I, &a->dim);
+}
+
+/* (sum |x|^p)^(1/p) over dims, all when none is given; p = inf is the largest |x|, 0 counts what is not zero. */
+OP(norm, .signature = "norm(Tensor x, float p=2, int[] dim=[], bool keepdim=False) -> Tensor", .infer = norm_infer, .cpu = norm_cpu,
+   .scratch = norm_scratch)
+
+/* -- var, std -------------------------------------------------------------------------------------------------------------------- */
+
+/* Words: mean, M2. */
+#define FOLD_MOMENTS(C, T)                                                                                                       \
+  static void var_row_##C(int64_t n, const void *x, const void *args, int64_t done, Word *acc) {                                 \
+    (void)args;                                                                                                                  \
+    moments_row_##C(n, x, done, &acc[0].f, &acc[1].f);                                                                           \
+  }                                                                                                                              \
+  static void var_columns_##C(int64_t rows, int64_t n, const void *x, int64_t step, const void *args, int64_t done, Word *acc,   \
+                              int64_t plane) {                                                                                   \
+    (void)args;                                                                                                                  \
+    moments_columns_##C(rows, n, x, step, done, &acc->f, &acc[plane].f);                                                         \
+  }
+FOLD_MOMENTS(f32, float)
+FOLD_MOMENTS(f64, double)
+
+static void var_join(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {
+  for (int64_t i = 0; i < n; i++)
+    moments_join(&to[i].f, &to[plane + i].f, (double)to_count, from[i].f, from[plane + i].f, (double)from_count);
+}
+
+static double var_divisor(int64_t count, bool unbiased, bool has_correction, double correction) {
+  double d = (double)count - (has_correction ? correction : unbiased ? 1 : 0);
+  return d > 0 ? d : 0;
+}
+
+static void var_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
+  const struct var_args *a = args;
+  double divisor = var_divisor(count, a->unbiased, a->has_correction, a->correction);
+  for (int64_t i = 0; i < n; i++) acc[i].f = acc[plane + i].f / divisor;
+}
+
+static void std_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
+  const struct std_args *a = args;
+  double divisor = var_divisor(count, a->unbiased, a->has_correction, a->correction);
+  for (int64_t i = 0; i < n; i++) acc[i].f = sqrt(acc[plane + i].f / divisor);
+}
+
+#define FOLD_TABLES_MOMENTS                                                                                                      \
+  .words = 2, .group = true, .row = {var_row_f32, var_row_f64}, .columns = {var_columns_f32, var_columns_f64}, .join = {var_join, var_join}
+static const Fold var_fold = {FOLD_TABLES_MOMENTS, .finish = var_finish};
+static const Fold std_fold = {FOLD_TABLES_MOMENTS, .finish = std_finish};
+REDUCTION(var, &var_fold)
+REDUCTION(std, &std_fold)
+
+static int var_infer(Infer *I) {
+  struct var_args *a = I->args;
+  int rc = infer_want_float(I, 0);
+  return rc ? rc : reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
+}
+
+static int std_infer(Infer *I) {
+  struct std_args *a = I->args;
+  int rc = infer_want_float(I, 0);
+  return rc ? rc : reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
+}
+
+/* The variance over dims, all when none is given, divided by n - 1, or by n where not unbiased, or by n - correction. */
+OP(var, .signature = "var(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? correction=None) -> Tensor",
+   .infer = var_infer, .cpu = var_cpu, .scratch = var_scratch)
+/* The standard deviation: the root of var. */
+OP(std, .signature = "std(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? correction=None) -> Tensor",
+   .infer = std_infer, .cpu = std_cpu, .scratch = std_scratch)
+
+/* -- logsumexp ------------------------------------------------------------------------------------------------------------------- */
+
+/* Words: the largest element m (0 where that is infinite), the sum of exp(x - m). */
+static void logsumexp_join_one(double *m, double *s, double other_m, double other_s) {
+  double most = JOIN_MAX(*m, other_m);
+  if (most == -INFINITY) return;
+  *s = *s * exp(*m - most) + other_s * exp(other_m - most);
+  *m = most;
+}
+
+#define FOLD_LOGSUMEXP(C, T)                                                                                                     \
+  static void logsumexp_row_##C(int64_t n, const void *x_, const void *args, int64_t done, Word *acc) {                          \
+    const T *x = x_;                                                                                                             \
+    T lane[FOLD_LANES], most = -INFINITY, e[BLOCK];                                                                              \
+    (void)args, (void)done;                                                                                                      \
+    for (int64_t at = 0; at < n; at += BLOCK, x += BLOCK, most = -INFINITY) {                                                    \
+      int64_t m = n - at < BLOCK ? n - at : BLOCK, i = 0;                                                                        \
+      for (int l = 0; l < FOLD_LANES; l++) lane[l] = -INFINITY;                                                                  \
+      for (; i + FOLD_LANES <= m; i += FOLD_LANES)                                                                               \
+        for (int l = 0; l < FOLD_LANES; l++) lane[l] = JOIN_MAX(lane[l], x[i + l]);                                              \
+      for (int l = 0; l < FOLD_LANES; l++) most = JOIN_MAX(most, lane[l]);                                                       \
+      for (; i < m; i++) most = JOIN_MAX(most, x[i]);                                                                            \
+      if (most == -INFINITY) continue;                                                                                           \
+      if (most == INFINITY) most = 0;                                                                                            \
+      for (i = 0; i < m; i++) e[i] = exp(x[i] - most);                                                                           \
+      double sum = 0;                                                                                                            \
+      for (int l = 0; l < FOLD_LANES; l++) lane[l] = 0;                                                                          \
+      for (i = 0; i + FOLD_LANES <= m; i += FOLD_LANES)                                                                          \
+        for (int l = 0; l < FOLD_LANES; l++) lane[l] += e[i + l];                                                                \
+      for (int l = 0; l < FOLD_LANES; l++) sum += (double)lane[l];                                                               \
+      for (; i < m; i++) sum += (double)e[i];                                                                                    \
+      logsumexp_join_one(&acc[0].f, &acc[1].f, (double)most, sum);                                                               \
+    }                                                                                                                            \
+  }                                                                                                                              \
+  static void logsumexp_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, const void *args, int64_t done,       \
+                                    Word *restrict acc, int64_t plane) {                                                         \
+    T most[FOLD_WIDTH], sum[FOLD_WIDTH];                                                                                         \
+    (void)args, (void)done;                                                                                                      \
+    for (int64_t i = 0; i < n; i++) most[i] = -INFINITY, sum[i] = 0;                                                             \
+    for (int64_t r = 0; r < rows; r++) {                                                                                         \
+      const T *x = (const T *)x_ + r * step;                                                                                     \
+      for (int64_t i = 0; i < n; i++) most[i] = JOIN_MAX(most[i], x[i]);                                                         \
+    }                                                                                                                            \
+    for (int64_t i = 0; i < n; i++) most[i] = most[i] == INFINITY || most[i] == -INFINITY ? 0 : most[i];                         \
+    for (int64_t r = 0; r < rows; r++) {                                                                                         \
+      const T *x = (const T *)x_ + r * step;                                                                                     \
+      for (int64_t i = 0; i < n; i++) sum[i] += exp(x[i] - most[i]);                                                             \
+    }                                                                                                                            \
+    for (int64_t i = 0; i < n; i++)                                                                                              \
+      if (sum[i] != 0) logsumexp_join_one(&acc[i].f, &acc[plane + i].f, (double)most[i], (double)sum[i]);                        \
+  }
+FOLD_LOGSUMEXP(f32, float)
+FOLD_LOGSUMEXP(f64, double)
+
+static void logsumexp_join(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {
+  (void)to_count, (void)from_count;
+  for (int64_t i = 0; i < n; i++) logsumexp_join_one(&to[i].f, &to[plane + i].f, from[i].f, from[plane + i].f);
+}
+
+static void logsumexp_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
+  (void)count, (void)args;
+  for (int64_t i = 0; i < n; i++) acc[i].f = acc[i].f == -INFINITY ? -INFINITY : acc[i].f + log(acc[plane + i].f);
+}
+
+static const Fold logsumexp_fold = {.words = 2, .start = {-INFINITY, 0}, .group = true, .row = {logsumexp_row_f32, logsumexp_row_f64},
+  .columns = {logsumexp_columns_f32, logsumexp_columns_f64}, .join = {logsumexp_join, logsumexp_join}, .finish = logsumexp_finish};
+REDUCTION(logsumexp, &logsumexp_fold)
+
+static int logsumexp_infer(Infer *I) {
+  struct logsumexp_args *a = I->args;
+  int rc = infer_want_float(I, 0);
+  return rc ? rc : reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
+}
+
+/* log(sum exp(x)) over dims, without overflow. */
+OP(logsumexp, .signature = "logsumexp(Tensor x, int[] dim, bool keepdim=False) -> Tensor", .infer = logsumexp_infer, .cpu = logsumexp_cpu,
+   .scratch = logsumexp_scratch)
+
+/* -- sum_to, spread: the gradient of broadcasting, and of reducing -------------------------------------------------------------- */
 
 static int sum_to_infer(Infer *I) {
   const struct sum_to_args *a = I->args;
   return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
-/* Adds x into y, which is broadcast over it; accumulates in double or int64. One output element at a time: rows of what is summed. */
-static int sum_to_cpu(const OpCall *c) {
+static void sum_to_init(FoldJob *j, const OpCall *c) {
   const View *x = &c->in[0], *y = &c->out[0];
-  PointwiseClass cls = dtype_is_float((DType)y->dtype) ? PW_F64 : PW_I64;
-  int64_t shape[MF_MAX_DIMS], kept[MF_MAX_DIMS], step[MF_MAX_DIMS];
   int shift = x->ndim - y->ndim;
-  Walk inner = {.ndim = 0, .n = 1, .numel = 1};
-  inner.size[0] = dtype_size((DType)x->dtype);
-  int outer = 0;
+  uint32_t mask = 0;
+  int64_t step[MF_MAX_DIMS];
   for (int d = 0; d < x->ndim; d++) {
-    bool summed = d < shift || y->shape[d - shift] != x->shape[d];
-    if (summed) {
-      inner.shape[inner.ndim] = x->shape[d];
-      inner.step[0][inner.ndim++] = x->stride[d];
-      inner.numel *= x->shape[d];
-    } else {
-      shape[outer] = x->shape[d];
-      kept[outer] = x->stride[d];
-      step[outer++] = y->stride[d - shift];
-    }
+    if (d < shift || y->shape[d - shift] != x->shape[d]) mask |= 1u << d;
+    step[d] = d < shift ? 0 : y->stride[d - shift];
   }
-  int64_t n = shape_numel(outer, shape);
-  for (int64_t i = 0; i < n; i++) {
-    int64_t rest = i, from = 0, to = 0;
-    for (int d = outer - 1; d >= 0; d--) {
-      from += rest % shape[d] * kept[d];
-      to += rest % shape[d] * step[d];
-      rest /= shape[d];
-    }
-    BlockBuffer b;
-    double f = 0;
-    uint64_t u = 0;
-    inner.data[0] = (char *)x->data + from * (int64_t)inner.size[0];
-    for (int64_t at = 0; at < inner.numel; at += BLOCK) {
-      int64_t m = inner.numel - at < BLOCK ? inner.numel - at : BLOCK;
-      walk_rows(&inner, 0, at, m, block_loads[cls][x->dtype], &b, 8, false);
-      for (int64_t k = 0; k < m; k++) cls == PW_F64 ? (f += b.f64[k]) : (double)(u += (uint64_t)b.i64[k]);
-    }
-    char *out = (char *)y->data + to * (int64_t)dtype_size((DType)y->dtype);
-    if (cls == PW_F64) dtype_set_f64((DType)y->dtype, out, f);
-    else dtype_set_i64((DType)y->dtype, out, (int64_t)u);
-  }
+  fold_init(j, &sum_fold, reduced_class((DType)x->dtype, (DType)y->dtype), x, mask, step);
+}
+
+static size_t sum_to_scratch(const OpCall *c) {
+  FoldJob j;
+  sum_to_init(&j, c);
+  return fold_scratch(&j);
+}
+
+static int sum_to_cpu(const OpCall *c) {
+  FoldJob j;
+  sum_to_init(&j, c);
+  fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);
   return 0;
 }
 
 /* x summed over the dims in which `size` is broadcast to x's shape. */
-OP(sum_to, .signature = "sum_to(Tensor x, int[] size) -> Tensor", .flags = OP_HIDDEN, .infer = sum_to_infer, .cpu = sum_to_cpu)
+OP(sum_to, .signature = "sum_to(Tensor x, int[] size) -> Tensor", .flags = OP_HIDDEN, .infer = sum_to_infer, .cpu = sum_to_cpu,
+   .scratch = sum_to_scratch)
+
+static int spread_infer(Infer *I) {
+  struct spread_args *a = I->args;
+  const Meta *x = I->in[0];
+  int ndim = (int)a->size.n, rc = infer_dims(I, "dim", &a->dim, ndim, false);
+  uint32_t mask = dims_mask(&a->dim);
+  if (!rc && x->ndim != (a->keepdim ? ndim : ndim - a->dim.n)) rc = infer_error(I, "x has %d dims, which do not fit", x->ndim);
+  if (!rc) rc = infer_shape(I, (DType)x->dtype, ndim, a->size.v);
+  if (rc) return rc;
+  I->last->offset = x->offset;
+  for (int d = 0, k = 0; d < ndim; d++) {
+    bool reduced = mask >> d & 1;
+    I->last->stride[d] = reduced ? 0 : x->stride[k];
+    k += !reduced || a->keepdim;
+  }
+  return 0;
+}
+
+/* x, the result of a reduction over dims, seen with the shape `size` of what was reduced. A view. */
+OP(spread, .signature = "spread(Tensor x, int[] size, int[] dim, bool keepdim) -> Tensor", .flags = OP_HIDDEN | OP_VIEW, .infer = spread_infer)
