@@ -1,5 +1,6 @@
 # moonflow.  `make demo`, `make test`; the other targets: all test-long bench lint size install uninstall cross deps clean.
-# Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops at warnings, ARGS go to demo and bench.
+# Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops at warnings, ARGS go to demo and bench,
+# ONLY=text runs the specs whose path has it.
 PREFIX ?= /usr/local
 DESTDIR ?=
 SAN ?=
@@ -8,7 +9,8 @@ PEER_PYTHON ?=
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-BUILD ?= build$(if $(SAN),/$(SAN))
+COMMA := ,
+BUILD ?= build$(if $(SAN),/$(subst $(COMMA),-,$(SAN)))
 
 # -- No need to change anything below -----------------------------------------------------------
 
@@ -57,7 +59,7 @@ FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-tra
   $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP) -DMF_VERSION='"$(VERSION)"'
 ifneq ($(SAN),)
 FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
-FLAGS += $(if $(filter undefined,$(SAN)),-fno-sanitize-recover=undefined)
+FLAGS += $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined)
 FLAGS += $(if $(filter thread,$(SAN)),-fexceptions)# a Lua error must unwind the sanitizer's stack
 endif
 LIBS := -lluajit-5.1 -ldnnl -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN),-fsanitize=$(SAN))
@@ -102,20 +104,21 @@ $(BUILD)/packages-%: spec/tools/packages.sh
 deps:
 	@sh spec/tools/packages.sh $(foreach k,build test demo lint,$(PACKAGES_$k))
 
-# $(call REMEMBER,name,text): a file that is newer than what was made with another text.
+# $(call REMEMBER,name,variable): a file that is newer than what was made with another value.
 define REMEMBER
-ifneq ($$(file <$(BUILD)/$1),$2)
-$$(shell mkdir -p $(BUILD))$$(file >$(BUILD)/$1,$2)
+ifneq ($$(file <$(BUILD)/$1),$$($2))
+$$(shell mkdir -p $(BUILD))$$(file >$(BUILD)/$1,$$($2))
 endif
 endef
+ALL_FLAGS := $(strip $(CC) $(FLAGS) $(LUA_CFLAGS))
+ALL_OBJECTS := $(strip $(OBJECTS) $(LIBS))
 ifneq ($(filter-out clean uninstall deps,$(or $(MAKECMDGOALS),all)),)
-$(eval $(call REMEMBER,flags.txt,$(CC) $(FLAGS) $(LUA_CFLAGS)))
-$(eval $(call REMEMBER,objects.txt,$(OBJECTS) $(LIBS)))
+$(eval $(call REMEMBER,flags.txt,ALL_FLAGS))
+$(eval $(call REMEMBER,objects.txt,ALL_OBJECTS))
 endif
 
 # -- Generated files ------------------------------------------------------------------------------
 
-COMMA := ,
 EMPTY :=
 $(GEN)/stamp: src/op/collect.lua $(OP_SOURCES) $(wildcard lua/grad*.lua) $(BUILD)/objects.txt
 	@mkdir -p $(GEN)/op $(GEN)/bind
@@ -204,9 +207,9 @@ $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 	$(Q)$(CC) $(FLAGS) -MMD -MP $(LUA_CFLAGS) $(patsubst %,-iquote src/%,$(LAYERS)) \
 	  -iquote $(GEN)/op -o $@ $< $(BUILD)/libmoonflow.a $(LIBS)
 test: all $(BUILD)/packages-test $(C_SPECS)
-	@luajit spec/run --build $(BUILD) $(C_SPECS)
+	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) $(C_SPECS)
 test-long: all $(BUILD)/packages-test $(C_SPECS)
-	@luajit spec/run --build $(BUILD) --long $(C_SPECS)
+	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) --long $(C_SPECS)
 
 # Compiles the file TRY as one of the folder AS: what may it include?
 try: $(GEN)/stamp

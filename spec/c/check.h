@@ -1,5 +1,5 @@
 /* For specs in C: RUN(f) runs a function as one case, which fails when a CHECK in it does; check_end
- * prints the closing line that spec/tools/run.sh counts and returns the exit code. */
+ * prints the closing line that spec/run counts and returns the exit code. */
 #ifndef MF_CHECK_H
 #define MF_CHECK_H
 #include <stdbool.h>

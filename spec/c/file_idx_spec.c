@@ -131,6 +131,8 @@ static void refuses_compressed(void) {
   refuse("bytes after the data", "more data follows");
   put_gzip(ten, sizeof ten);
   size_t n = get(zip, sizeof zip);
+  CHECK(n > 18, "%zu bytes", n);
+  if (n < 18) return;
   for (size_t i = 1; i < n; i++) {
     put(zip, i);
     CHECK(load(NULL) == MF_EIO, "a compressed file cut at %zu was accepted", i);

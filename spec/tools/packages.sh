@@ -1,15 +1,32 @@
 #!/bin/sh
-# Installs the Debian packages named on the command line that are missing; without the right to, says which command would.
+# Installs those of the named Debian packages that are missing; without the right to, it fails and
+# says which command would.
+command -v dpkg-query >/dev/null || exit 0 # another system: the compiler will say what it misses
+present=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null)
 missing=
 for p in "$@"; do
-  dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
+  case "
+$present
+" in *"
+installed $p
+"*) ;; *) missing="$missing $p" ;; esac
 done
-[ -z "$missing" ] && exit 0
-if [ "$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as=sudo; else
+[ "$missing" ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then as=
+elif sudo -n true 2>/dev/null; then as='sudo -n'
+else
   echo "missing Debian packages; install them with:  sudo apt-get install -y$missing" >&2
   exit 1
 fi
-echo "installing Debian packages:$missing"
-export DEBIAN_FRONTEND=noninteractive
-$as apt-get install -y -q $missing >/dev/null 2>&1 || { $as apt-get update -q >/dev/null && $as apt-get install -y -q $missing >/dev/null; } ||
-  { echo "failed: apt-get install -y$missing" >&2; exit 1; }
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() {
+  $as env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing >"$log" 2>&1
+}
+echo "  APT$missing"
+ls /var/lib/apt/lists/*Packages* >/dev/null 2>&1 && install && exit 0
+$as apt-get update -q >"$log" 2>&1 && install && exit 0
+tail -n 20 "$log" >&2
+echo "failed:  apt-get install -y$missing" >&2
+exit 1
