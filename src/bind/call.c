@@ -83,8 +83,10 @@ static int place_options(Reading *r, int table) {
   return 0;
 }
 
+/* How many slots from `at` the param takes; those of later params that must be given are left to them. */
 static int run_length(Reading *r, const Param *p, int at, int last) {
   int n = 1;
+  for (const Param *q = p + 1; q < r->op->params + r->op->n_params; q++) last -= !q->keyword_only && !q->fallback;
   if (p->kind == PARAM_INTS && lua_type(r->L, at) == LUA_TNUMBER && !p->fixed)
     while (at + n <= last && lua_type(r->L, at + n) == LUA_TNUMBER) n++;
   else if (p->kind == PARAM_TENSOR && p->list && lua_type(r->L, at) == LUA_TUSERDATA)
