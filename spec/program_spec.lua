@@ -93,6 +93,8 @@ describe('the program', function()
     out, err, rc = sh [[$M -e 'error {}']]
     assert.same({ '', 1 }, { out, rc })
     assert.truthy(err:find('error object is a table value', 1, true))
+    out, err, rc = sh [[$M -e 'error()']]
+    assert.same({ '', '', 1 }, { out, err, rc })
     out, err, rc = sh '$M /nowhere/x.lua'
     assert.same({ '', 1 }, { out, rc })
     assert.truthy(err:find('/nowhere/x.lua', 1, true))

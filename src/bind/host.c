@@ -19,8 +19,9 @@ static const char host_key[] = "moonflow.host", results_key[] = "moonflow.result
 /* -- Protected calls -------------------------------------------------- */
 
 static int add_traceback(lua_State *L) {
+  if (lua_isnoneornil(L, 1)) return 1;
   if (!lua_isstring(L, 1)) {
-    if (lua_isnoneornil(L, 1) || !luaL_callmeta(L, 1, "__tostring") || !lua_isstring(L, -1)) {
+    if (!luaL_callmeta(L, 1, "__tostring") || !lua_isstring(L, -1)) {
       lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1));
       return 1;
     }
@@ -50,7 +51,7 @@ bool host_is_interrupt(const char *text) {
 static mf_status take_error(lua_State *L, int status) {
   if (!status) return MF_STATUS_OK;
   const char *text = lua_tostring(L, -1);
-  if (!text) text = "(error object is not a string)";
+  if (!text) text = "(error object is a nil value)";
   int code = status == LUA_ERRMEM ? MF_ENOMEM : host_is_interrupt(text) ? MF_EINTR : MF_ELUA;
   err_set(code, "%s", text);
   lua_pop(L, 1);

@@ -17,15 +17,15 @@ enum { LINE_STEP = 256 };
 
 /* -- Running ---------------------------------------------------------- */
 
-/* Shows the error on top of the stack and removes it. */
+/* Shows the error on top of the stack and removes it. The value nil is shown as nothing: it is how
+ * test runners leave. */
 static ProgramResult report(lua_State *L, int status) {
   if (status == 0) return PROGRAM_OK;
   const char *text = lua_tostring(L, -1);
-  if (!text) text = "(error object is not a string)";
   fflush(stdout);
-  fprintf(stderr, "moonflow: %s\n", text);
+  if (text) fprintf(stderr, "moonflow: %s\n", text);
   fflush(stderr);
-  bool interrupted = host_is_interrupt(text);
+  bool interrupted = text && host_is_interrupt(text);
   lua_pop(L, 1);
   return interrupted ? PROGRAM_INTERRUPTED : PROGRAM_FAILED;
 }
