@@ -81,4 +81,45 @@ grad.conv2d_weight_bias = {
   end,
 }
 
+-- Pooling
+grad.max_pool2d = {
+  x = function(g, _, o)
+    return mf._max_pool2d_backward(g, o.x, o.kernel_size, o.stride, o.padding, o.dilation, o.ceil_mode)
+  end,
+}
+grad.max_pool2d_backward = {
+  g = function(g, _, o)
+    return mf._max_pool2d_pick(g, o.x, o.kernel_size, o.stride, o.padding, o.dilation, o.ceil_mode)
+  end,
+}
+grad.max_pool2d_pick = {
+  v = function(g, _, o)
+    return mf._max_pool2d_backward(g, o.x, o.kernel_size, o.stride, o.padding, o.dilation, o.ceil_mode)
+  end,
+}
+grad.avg_pool2d = {
+  x = function(g, _, o)
+    local s = o.shape.x
+    return mf._avg_pool2d_backward(g, { s[#s - 1], s[#s] }, o.kernel_size, o.stride, o.padding, o.ceil_mode,
+      o.count_include_pad, o.divisor_override)
+  end,
+}
+grad.avg_pool2d_backward = {
+  g = function(g, _, o)
+    return mf.avg_pool2d(g, o.kernel_size, o.stride, o.padding, o.ceil_mode, o.count_include_pad, o.divisor_override)
+  end,
+}
+grad.adaptive_avg_pool2d = {
+  x = function(g, _, o)
+    local s = o.shape.x
+    return mf._adaptive_avg_pool2d_backward(g, { s[#s - 1], s[#s] })
+  end,
+}
+grad.adaptive_avg_pool2d_backward = {
+  g = function(g, _, o)
+    local s = o.shape.g
+    return mf.adaptive_avg_pool2d(g, { s[#s - 1], s[#s] })
+  end,
+}
+
 return grad
