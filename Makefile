@@ -14,7 +14,7 @@ BUILD ?= build$(if $(SAN),/$(subst $(COMMA),-,$(SAN)))
 
 # -- No need to change anything below -----------------------------------------------------------
 
-VERSION := 0.1.0
+VERSION := $(shell sed -n 's/^.define MF_VERSION_[A-Z]* //p' src/api/moonflow.h | paste -sd.)
 MAKEFLAGS += -r
 Q := $(if $(V),,@)
 SAY = $(if $(V),@:,@echo)
@@ -56,7 +56,7 @@ ISA_FLAGS_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 OPENMP := $(if $(filter thread,$(SAN)),,-fopenmp)
 FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math \
   -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes $(if $(WERROR),-Werror) \
-  $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP) -DMF_VERSION='"$(VERSION)"'
+  $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP)
 ifneq ($(SAN),)
 FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
 FLAGS += $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined)
