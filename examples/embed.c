@@ -32,7 +32,8 @@ static int failed(void) {
 static int run(mf_state *state) {
   const float x[4][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}}, y[4] = {0, 1, 1, 0};
   const int64_t x_shape[2] = {4, 2}, y_shape[2] = {4, 1};
-  mf_value in[3] = {{.kind = MF_TENSOR}, {.kind = MF_TENSOR}, {.kind = MF_NUMBER, .as.number = 300}};
+  mf_value in[3] = {
+      {.kind = MF_TENSOR}, {.kind = MF_TENSOR}, {.kind = MF_NUMBER, .as.number = 300}};
   mf_value loss, answer;
   if (mf_tensor_create(state, MF_FLOAT32, 2, x_shape, x, &in[0].as.tensor)) return failed();
   if (mf_tensor_create(state, MF_FLOAT32, 2, y_shape, y, &in[1].as.tensor)) return failed();

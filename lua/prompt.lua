@@ -1,8 +1,10 @@
--- The prompt: reads, evaluates, prints. Only `run` does input; the rest is called with text, so that specs need no terminal.
+-- The prompt: reads, evaluates, prints. Only `run` does input; the rest is called with text, so
+-- that specs need no terminal.
 --
--- An input is tried as an expression first, whose values are printed, then as a statement. It is incomplete, and another line is
--- asked for, when either attempt fails only because the text ends. Typed chunks are not compiled to machine code, so that Ctrl-C
--- reaches every loop in them; modules they call are.
+-- An input is tried as an expression first, whose values are printed, then as a statement. It is
+-- incomplete, and another line is asked for, when either attempt fails only because the text ends.
+-- Typed chunks are not compiled to machine code, so that Ctrl-C reaches every loop in them; modules
+-- they call are.
 local prompt = {}
 
 local FIRST, NEXT = '> ', '>> '
@@ -15,7 +17,8 @@ local function ends_early(message, text)
   return not message:find(UNFINISHED_STRING) or text:sub(-1) == '\\'
 end
 
--- Returns a function; or nil and true when the text needs another line; or nil, false and the message.
+-- Returns a function; or nil and true when the text needs another line; or nil, false and the
+-- message.
 function prompt.compile(text, name)
   name = name or '=stdin'
   text = text:gsub('^%s*=', '', 1)
@@ -50,7 +53,8 @@ local function finish(silent, ok, ...)
   return shown, message
 end
 
--- Runs a compiled input and prints its values, unless the text ends in ';'. Returns false and the text of an error.
+-- Runs a compiled input and prints its values, unless the text ends in ';'. Returns false and the
+-- text of an error.
 function prompt.evaluate(chunk, text)
   if jit then jit.off(chunk, true) end
   return finish(text:find(';%s*$') ~= nil, xpcall(chunk, explain))
@@ -62,7 +66,8 @@ local function complain(message)
   collectgarbage()
 end
 
--- Reads one whole input. `read` is as prompt.run's. Returns a chunk and its text; nil at the end; false when there is nothing to run.
+-- Reads one whole input. `read` is as prompt.run's. Returns a chunk and its text; nil at the end;
+-- false when there is nothing to run.
 local function input(read)
   local text
   while true do
@@ -82,7 +87,8 @@ local function input(read)
   end
 end
 
--- The loop. read(prompt) returns a line, nil at the end, or false when the user wants to drop the input so far.
+-- The loop. read(prompt) returns a line, nil at the end, or false when the user wants to drop the
+-- input so far.
 function prompt.run(read)
   local warned = false
   while true do

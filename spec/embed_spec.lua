@@ -1,4 +1,5 @@
--- An installed moonflow: embedded in a C program that pkg-config compiles, and required by a LuaJIT that is not ours.
+-- An installed moonflow: embedded in a C program that pkg-config compiles, and required by a LuaJIT
+-- that is not ours.
 
 describe('an installed tree', function()
   local folder, ready
@@ -11,7 +12,8 @@ describe('an installed tree', function()
     return output, tonumber(code)
   end
 
-  -- Make's variables come through the environment when it runs this. A sanitized library cannot be linked into a plain program.
+  -- Make's variables come through the environment when it runs this. A sanitized library cannot be
+  -- linked into a plain program.
   setup(function()
     folder = run('mktemp -d'):match '[^\n]+'
     if (os.getenv 'MAKEFLAGS' or ''):find 'SAN=' then return end
@@ -27,8 +29,8 @@ describe('an installed tree', function()
 
   it('compiles and runs examples/embed.c through pkg-config', function()
     if not ready then return pending 'needs a build without sanitizers' end
-    local output, code = run(('export %s; cc -std=c11 -Wall -Wextra -Werror examples/embed.c $(pkg-config --cflags --libs moonflow) -o %s/embed && %s/embed')
-      :format(environment(), folder, folder))
+    local output, code = run('export ' .. environment() .. '; cc -std=c11 -Wall -Wextra -Werror examples/embed.c '
+      .. '$(pkg-config --cflags --libs moonflow) -o ' .. folder .. '/embed && ' .. folder .. '/embed')
     assert.equal(0, code, output)
     local loss = tonumber(output:match 'loss ([%d.]+)')
     assert.truthy(loss and loss < 0.05, output)
@@ -39,7 +41,8 @@ describe('an installed tree', function()
 
   it('has a header that compiles alone and a library that exports only mf_ names', function()
     if not ready then return pending 'needs a build without sanitizers' end
-    local output, code = run(('cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -x c %s/include/moonflow.h'):format(folder))
+    local output, code = run('cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -x c '
+      .. folder .. '/include/moonflow.h')
     assert.equal(0, code, output)
     output, code = run(('nm -D --defined-only %s/lib/libmoonflow.so'):format(folder))
     assert.equal(0, code, output)

@@ -48,12 +48,11 @@ static void errors_are_values(void) {
 }
 
 static void values_cross(void) {
-  CHECK(
-      !mf_dostring(
-          state,
-          "m = { echo = function(...) return ... end, n = function(...) return select('#', ...) end }",
-          "c"),
-      "%s", mf_last_error());
+  CHECK(!mf_dostring(state,
+                     "m = { echo = function(...) return ... end, n = function(...) return "
+                     "select('#', ...) end }",
+                     "c"),
+        "%s", mf_last_error());
   mf_value in[4] = {{.kind = MF_NUMBER, .as.number = 1.5},
                     {.kind = MF_STRING, .as.string = {"a\0b", 3}},
                     {.kind = MF_BOOLEAN, .as.boolean = true},

@@ -1,5 +1,5 @@
-/* For specs in C: RUN(f) runs a function as one case, which fails when a CHECK in it does; check_end
- * prints the closing line that spec/run counts and returns the exit code. */
+/* For specs in C: RUN(f) runs a function as one case, which fails when a CHECK in it does;
+ * check_end prints the closing line that spec/run counts and returns the exit code. */
 #ifndef MF_CHECK_H
 #define MF_CHECK_H
 #include <stdbool.h>
@@ -15,12 +15,12 @@ static bool check_bad;
     printf("%s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__), puts(""); \
   } while (0)
 
-#define RUN(f)                                                            \
-  do {                                                                    \
-    check_bad = false;                                                    \
-    f();                                                                  \
-    *(check_bad ? &check_failed : &check_passed) += 1;                    \
-    if (check_bad) puts("failed: " #f);                                   \
+#define RUN(f)                                         \
+  do {                                                 \
+    check_bad = false;                                 \
+    f();                                               \
+    *(check_bad ? &check_failed : &check_passed) += 1; \
+    if (check_bad) puts("failed: " #f);                \
   } while (0)
 
 static inline int check_end(void) {

@@ -3,7 +3,8 @@
  *
  *   mf_context *context;
  *   mf_state *state;
- *   if (mf_context_create(NULL, &context) || mf_state_create(context, NULL, &state)) puts(mf_last_error());
+ *   mf_context_create(NULL, &context);
+ *   mf_state_create(context, NULL, &state);
  *   mf_dostring(state, "local mf = require 'moonflow'; print(mf.randn(2, 3))", "example");
  *   mf_state_destroy(state);
  *   mf_context_destroy(context);
@@ -43,13 +44,13 @@ MF_API const char *mf_version(void);
 
 typedef enum mf_status {
   MF_STATUS_OK = 0,
-  MF_STATUS_INVALID = 1,     /* a wrong argument: type, shape, dtype, value */
+  MF_STATUS_INVALID = 1, /* a wrong argument: type, shape, dtype, value */
   MF_STATUS_NO_MEMORY = 2,
-  MF_STATUS_IO = 3,          /* a file is missing, cut short or malformed */
-  MF_STATUS_FREED = 4,       /* a tensor whose memory was freed */
-  MF_STATUS_MODIFIED = 5,    /* a saved tensor was changed before the backward pass needed it */
+  MF_STATUS_IO = 3,       /* a file is missing, cut short or malformed */
+  MF_STATUS_FREED = 4,    /* a tensor whose memory was freed */
+  MF_STATUS_MODIFIED = 5, /* a saved tensor was changed before the backward pass needed it */
   MF_STATUS_INTERRUPTED = 6,
-  MF_STATUS_LUA = 7,         /* an error that Lua code raised */
+  MF_STATUS_LUA = 7, /* an error that Lua code raised */
   MF_STATUS_UNSUPPORTED = 8
 } mf_status;
 
@@ -71,17 +72,17 @@ typedef struct mf_context_config {
 MF_API mf_status mf_context_create(const mf_context_config *config, mf_context **out);
 MF_API void mf_context_destroy(mf_context *context);
 
-/* Makes the running or next operation of every state of the context fail with "interrupted".
- * Async-signal-safe. Lua code that calls no tensor function is not reached; see
- * mf_state_interrupt. */
+/* Makes the running or next operation on tensors of the context fail with "interrupted": one, in
+ * whichever state comes first. Async-signal-safe. Lua code that calls no such operation is not
+ * reached; see mf_state_interrupt. */
 MF_API void mf_interrupt(mf_context *context);
 
 typedef struct mf_memory {
-  size_t struct_size;  /* sizeof(mf_memory), set by the caller */
-  size_t in_use;       /* bytes of tensors now */
-  size_t peak;         /* the most there were */
-  size_t cached;       /* bytes kept for reuse */
-  size_t limit;        /* 0: none */
+  size_t struct_size; /* sizeof(mf_memory), set by the caller */
+  size_t in_use;      /* bytes of tensors now */
+  size_t peak;        /* the most there were */
+  size_t cached;      /* bytes kept for reuse */
+  size_t limit;       /* 0: none */
   uint64_t allocations;
 } mf_memory;
 
@@ -106,7 +107,8 @@ typedef struct mf_state_config {
 
 /* A state with Lua's standard libraries, in which `require 'moonflow'` gives this library on
  * `context`. Give back by mf_state_destroy. */
-MF_API mf_status mf_state_create(mf_context *context, const mf_state_config *config, mf_state **out);
+MF_API mf_status mf_state_create(mf_context *context, const mf_state_config *config,
+                                 mf_state **out);
 MF_API void mf_state_destroy(mf_state *state);
 
 /* The state's virtual machine, for hosts that speak Lua's own C API. Calls that may raise belong
@@ -131,20 +133,30 @@ MF_API void mf_state_interrupt(mf_state *state);
 typedef struct mf_tensor mf_tensor;
 
 typedef enum mf_dtype {
-  MF_BOOL, MF_UINT8, MF_INT8, MF_INT16, MF_INT32, MF_INT64, MF_FLOAT16, MF_BFLOAT16, MF_FLOAT32, MF_FLOAT64
+  MF_BOOL,
+  MF_UINT8,
+  MF_INT8,
+  MF_INT16,
+  MF_INT32,
+  MF_INT64,
+  MF_FLOAT16,
+  MF_BFLOAT16,
+  MF_FLOAT32,
+  MF_FLOAT64
 } mf_dtype;
 
 enum { MF_DIMS_MAX = 12 };
 
 /* A contiguous tensor on the cpu with a copy of `data`, row-major; `data` NULL: zeros. Counted;
  * give back by mf_tensor_release. */
-MF_API mf_status mf_tensor_create(mf_state *state, mf_dtype dtype, int ndim, const int64_t *shape, const void *data,
-                                  mf_tensor **out);
+MF_API mf_status mf_tensor_create(mf_state *state, mf_dtype dtype, int ndim, const int64_t *shape,
+                                  const void *data, mf_tensor **out);
 
 /* The same on the caller's memory, without a copy. release(owner) is called once, from any
  * thread, when no tensor uses the memory any more, also if this fails; NULL: never. */
-MF_API mf_status mf_tensor_wrap(mf_state *state, mf_dtype dtype, int ndim, const int64_t *shape, void *data,
-                                void (*release)(void *owner), void *owner, mf_tensor **out);
+MF_API mf_status mf_tensor_wrap(mf_state *state, mf_dtype dtype, int ndim, const int64_t *shape,
+                                void *data, void (*release)(void *owner), void *owner,
+                                mf_tensor **out);
 
 MF_API mf_tensor *mf_tensor_retain(mf_tensor *t);
 MF_API void mf_tensor_release(mf_tensor *t);
@@ -171,14 +183,18 @@ typedef struct mf_value {
   union {
     bool boolean;
     double number;
-    struct { const char *text; size_t size; } string;
+    struct {
+      const char *text;
+      size_t size;
+    } string;
     mf_tensor *tensor;
   } as;
 } mf_value;
 
 /* Calls a function by its name, dotted from the globals ("model.predict"), and takes up to n_out
  * results; missing ones are nil, a result of any other type is an error. */
-MF_API mf_status mf_call(mf_state *state, const char *function, int n_in, const mf_value *in, int n_out, mf_value *out);
+MF_API mf_status mf_call(mf_state *state, const char *function, int n_in, const mf_value *in,
+                         int n_out, mf_value *out);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,8 @@
 /* Files for Lua: the functions behind mf.save and mf.load.
  *
- *   mf._safetensors_save(path, names, tensors, metadata)    two lists of one length; a table of strings or nil
- *   mf._safetensors_load(path, device) -> tensors by name, names in the file's order, metadata
- *   mf._idx_load(path) -> tensor
+ *   mf._safetensors_save(path, names, tensors, metadata)    two lists of one length; a table of
+ * strings or nil mf._safetensors_load(path, device) -> tensors by name, names in the file's order,
+ * metadata mf._idx_load(path) -> tensor
  *
  * Loaded tensors are copies, so that the file may change afterwards. An open file lives in a
  * userdata whose collector closes it, which makes it safe for Lua to raise anywhere here. Writing

@@ -202,21 +202,11 @@ static void push_named(lua_State *L, const char *name) {
 
 static void push_value(lua_State *L, const mf_value *v) {
   switch (v->kind) {
-    case MF_NIL:
-      lua_pushnil(L);
-      break;
-    case MF_BOOLEAN:
-      lua_pushboolean(L, v->as.boolean);
-      break;
-    case MF_NUMBER:
-      lua_pushnumber(L, v->as.number);
-      break;
-    case MF_STRING:
-      lua_pushlstring(L, v->as.string.text, v->as.string.size);
-      break;
-    case MF_TENSOR:
-      bind_push(bind_find_state(L), L, tensor_retain((Tensor *)v->as.tensor));
-      break;
+    case MF_NIL: lua_pushnil(L); break;
+    case MF_BOOLEAN: lua_pushboolean(L, v->as.boolean); break;
+    case MF_NUMBER: lua_pushnumber(L, v->as.number); break;
+    case MF_STRING: lua_pushlstring(L, v->as.string.text, v->as.string.size); break;
+    case MF_TENSOR: bind_push(bind_find_state(L), L, tensor_retain((Tensor *)v->as.tensor)); break;
   }
 }
 
@@ -230,9 +220,7 @@ static void take_value(lua_State *L, int index, mf_value *v, int i) {
     return;
   }
   switch (lua_type(L, index)) {
-    case LUA_TNIL:
-      v->kind = MF_NIL;
-      break;
+    case LUA_TNIL: v->kind = MF_NIL; break;
     case LUA_TBOOLEAN:
       v->kind = MF_BOOLEAN;
       v->as.boolean = lua_toboolean(L, index);

@@ -5,7 +5,8 @@
 #include <stdbool.h>
 
 /* Calls the function below its n_in arguments; on an error its text with a traceback is on top
- * instead of the results. Error values that are not strings speak through __tostring; nil stays nil. */
+ * instead of the results. Error values that are not strings speak through __tostring; nil stays
+ * nil. */
 int host_pcall(lua_State *L, int n_in, int n_out);
 
 /* Is this text, as host_pcall leaves it, that of an interrupt? */

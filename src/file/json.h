@@ -18,12 +18,17 @@
 typedef enum JsonKind {
   JSON_ERROR, /* not JSON: err_text() says where and why; every later call returns it too */
   JSON_END,   /* after the one value of the text and nothing but white space */
-  JSON_OBJECT, JSON_OBJECT_END,
-  JSON_ARRAY, JSON_ARRAY_END,
-  JSON_KEY, JSON_STRING, /* .string */
-  JSON_INT,              /* no fraction, no exponent, fits int64: .integer, and .number rounded */
-  JSON_FLOAT,            /* any other finite number: .number */
-  JSON_TRUE, JSON_FALSE, JSON_NULL,
+  JSON_OBJECT,
+  JSON_OBJECT_END,
+  JSON_ARRAY,
+  JSON_ARRAY_END,
+  JSON_KEY,
+  JSON_STRING, /* .string */
+  JSON_INT,    /* no fraction, no exponent, fits int64: .integer, and .number rounded */
+  JSON_FLOAT,  /* any other finite number: .number */
+  JSON_TRUE,
+  JSON_FALSE,
+  JSON_NULL,
 } JsonKind;
 
 enum { JSON_DEPTH_MAX = 64 };

@@ -37,8 +37,8 @@ int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst)
 /* Also of one that is closed, or is only {.fd = -1}. */
 void safetensors_close(Safetensors *f);
 
-/* A file being written. Create places the entries (name, dtype and shape are the caller's, begin and
- * end are set), then each is written once, in any order; commit makes the file appear, whole.
+/* A file being written. Create places the entries (name, dtype and shape are the caller's, begin
+ * and end are set), then each is written once, in any order; commit makes the file appear, whole.
  * Entries are stored by size of element, largest first, then by name, so that all are aligned and
  * the same tensors give the same bytes. Every error is "save: PATH: reason"; one from create or
  * write must be followed by abort. */
