@@ -7,9 +7,11 @@
 local mf = require 'moonflow.core'
 local grad = {}
 
--- The other parts of this table, one file a family.
-for _, part in ipairs { 'pointwise', 'reduce', 'dnn' } do
-  for name, lines in pairs(require('moonflow.grad_' .. part)) do grad[name] = lines end
+-- The other parts of this table: every lua/grad_FAMILY.lua, which the library embeds.
+for name in pairs(package.preload) do
+  if name:match '^moonflow%.grad_' then
+    for op, lines in pairs(require(name)) do grad[op] = lines end
+  end
 end
 
 -- Copies

@@ -82,6 +82,7 @@ static void open_core(State *S, lua_State *L) {
   bind_open_ops(S, L);
   bind_open_grad(S, L);
   bind_open_memory(S, L);
+  bind_open_worker(S, L);
   bind_open_index(S, L);
   bind_open_print(S, L);
   bind_open_file(S, L);

@@ -79,6 +79,7 @@ void bind_open_tensor(State *S, lua_State *L);
 void bind_open_ops(State *S, lua_State *L);
 void bind_open_grad(State *S, lua_State *L);
 void bind_open_memory(State *S, lua_State *L);
+void bind_open_worker(State *S, lua_State *L);
 /* The State of L, or NULL before require. */
 State *bind_find_state(lua_State *L);
 

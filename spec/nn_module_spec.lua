@@ -1,0 +1,120 @@
+-- nn.Module: order of parameters, names, state dicts and their reports, modes, conversion, printing.
+local mf = require 'moonflow'
+local nn = mf.nn
+
+local Net = nn.Module:extend 'Net'
+function Net:init()
+  self.zeta = nn.Linear(2, 3)
+  self.alpha = nn.Sequential(nn.Linear(3, 3, { bias = false }), nn.ReLU(), nn.BatchNorm1d(3))
+  self.scale = nn.Parameter(mf.ones(1))
+  self.note = 'text'
+end
+function Net:forward(x) return self.alpha(self.zeta(x)) * self.scale end
+
+local function names(iterator)
+  local list = {}
+  for name in iterator do list[#list + 1] = name end
+  return list
+end
+
+describe('nn.Module', function()
+  it('lists parameters, buffers and modules in order of assignment', function()
+    local net = Net()
+    assert.same({ 'scale', 'zeta.weight', 'zeta.bias', 'alpha.0.weight', 'alpha.2.weight', 'alpha.2.bias' }, names(net:named_parameters()))
+    assert.same({ 'alpha.2.running_mean', 'alpha.2.running_var', 'alpha.2.num_batches_tracked' }, names(net:named_buffers()))
+    assert.same({ '', 'zeta', 'alpha', 'alpha.0', 'alpha.1', 'alpha.2' }, names(net:named_modules()))
+    assert.equal(6, #net:parameters())
+  end)
+
+  it('lists a shared parameter once, but saves it under both names', function()
+    local net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    assert.equal(3, #net:parameters())
+    assert.truthy(net:state_dict()['0.weight'])
+    assert.truthy(net:state_dict()['1.weight'])
+  end)
+
+  it('prints as PyTorch does', function()
+    assert.equal([[Net(
+  (zeta): Linear(in_features=2, out_features=3, bias=True)
+  (alpha): Sequential(
+    (0): Linear(in_features=3, out_features=3, bias=False)
+    (1): ReLU()
+    (2): BatchNorm1d(3, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+  )
+)]], tostring(Net()))
+  end)
+
+  it('loads what it saved', function()
+    local a, b = Net(), Net()
+    b:load_state_dict(a:state_dict())
+    for name, p in a:named_parameters() do
+      local q = b:state_dict()[name]
+      assert.is_true(mf.allclose(p, q), name)
+    end
+  end)
+
+  it('reports missing and unexpected keys and sizes together', function()
+    local net = Net()
+    local dict = net:state_dict()
+    dict['zeta.bias'] = nil
+    dict.extra = mf.zeros(1)
+    dict['zeta.weight'] = mf.zeros(5, 2)
+    local before = net.alpha[0].weight:tolist()
+    dict['alpha.0.weight'] = mf.zeros(3, 3)
+    local ok, text = pcall(net.load_state_dict, net, dict)
+    assert.is_false(ok)
+    for _, part in ipairs { 'Error(s) in loading state_dict for Net', 'Missing key(s) in state_dict: "zeta.bias".',
+      'Unexpected key(s) in state_dict: "extra".', 'size mismatch for zeta.weight: copying a param with shape (5, 2)' } do
+      assert(text:find(part, 1, true), text)
+    end
+    assert.same(before, net.alpha[0].weight:tolist()) -- nothing was copied
+    dict['zeta.weight'] = nil
+    local report = net:load_state_dict(dict, { strict = false })
+    assert.same({ 'zeta.weight', 'zeta.bias' }, report.missing_keys)
+    assert.same({ 'extra' }, report.unexpected_keys)
+  end)
+
+  it('switches modes of all modules', function()
+    local net = Net():eval()
+    assert.is_false(net.alpha[2].training)
+    assert.is_true(net:train().alpha[2].training)
+  end)
+
+  it('converts parameters and float buffers in place', function()
+    local net = Net()
+    local weight = net.zeta.weight
+    net:double()
+    assert.equal(weight, net.zeta.weight)
+    assert.equal(mf.float64, weight.dtype)
+    assert.equal(mf.float64, net.alpha[2].running_mean.dtype)
+    assert.equal(mf.int64, net.alpha[2].num_batches_tracked.dtype)
+  end)
+
+  it('calls hooks until they are removed', function()
+    local net, calls = nn.Identity(), 0
+    local hook = net:register_forward_hook(function() calls = calls + 1 end)
+    net(mf.zeros(1))
+    hook.remove()
+    net(mf.zeros(1))
+    assert.equal(1, calls)
+  end)
+
+  it('freezes and drops gradients', function()
+    local net = nn.Linear(2, 1)
+    net(mf.ones(1, 2)):sum():backward()
+    assert.truthy(net.weight.grad)
+    net:zero_grad()
+    assert.is_nil(net.weight.grad)
+    net:requires_grad_(false)
+    assert.is_false(net.weight.requires_grad)
+  end)
+
+  it('says what is wrong', function()
+    assert.has_error(function() nn.Sequential(nn.ReLU(), 3) end)
+    assert.has_error(function() return nn.Sequential(nn.ReLU())[1] end)
+    assert.has_error(function() nn.Linear(2, 2, { biass = false }) end)
+    assert.has_error(function() nn.GroupNorm(3, 4) end)
+    assert.has_error(function() nn.MultiheadAttention(5, 2) end)
+  end)
+end)

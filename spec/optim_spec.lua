@@ -1,0 +1,112 @@
+-- Optimisers beyond the golden cases: groups, state, bad arguments, gradients of another order in memory.
+local mf = require 'moonflow'
+local optim = mf.optim
+
+local function param(...)
+  return mf.nn.Parameter(mf.tensor { ... })
+end
+
+local function fails(pattern, f, ...)
+  local ok, text = pcall(f, ...)
+  assert.is_false(ok)
+  assert(tostring(text):find(pattern, 1, true), tostring(text))
+end
+
+describe('optim', function()
+  it('gives each group its own options', function()
+    local a, b = param(1), param(1)
+    local o = optim.SGD({ { params = { a }, lr = 0.5 }, { params = b } }, { lr = 0.25 })
+    a.grad, b.grad = mf.tensor { 1 }, mf.tensor { 1 }
+    o:step()
+    assert.equal(0.5, a:item())
+    assert.equal(0.75, b:item())
+  end)
+
+  it('leaves parameters without a gradient alone', function()
+    local a, b = param(1), param(1)
+    local o = optim.AdamW({ a, b }, { lr = 0.5 })
+    a.grad = mf.tensor { 1 }
+    o:step()
+    assert.equal(1, b:item())
+    assert.is_nil(o.state[b])
+  end)
+
+  it('takes a transposed gradient as what it is', function()
+    local p = mf.nn.Parameter(mf.zeros(2, 3))
+    p.grad = mf.tensor({ { 1, 2 }, { 3, 4 }, { 5, 6 } }):t()
+    optim.SGD({ p }, { lr = 1 }):step()
+    assert.same({ { -1, -3, -5 }, { -2, -4, -6 } }, p:tolist())
+  end)
+
+  it('computes float16 parameters in float32', function()
+    local p = mf.nn.Parameter(mf.tensor({ 1, 2 }, { dtype = mf.float16 }))
+    p.grad = mf.tensor({ 0.5, 0.25 }, { dtype = mf.float16 })
+    optim.SGD({ p }, { lr = 1 }):step()
+    assert.same({ 0.5, 1.75 }, p:tolist())
+  end)
+
+  it('goes on from a saved state', function()
+    local function steps(o, p, from, to)
+      for k = from, to do
+        p.grad = mf.tensor { math.cos(k), math.sin(k) }
+        o:step()
+      end
+    end
+    local a, b = param(1, 2), param(1, 2)
+    local whole = optim.Adam({ a }, { lr = 0.1 })
+    steps(whole, a, 1, 6)
+    local first = optim.Adam({ b }, { lr = 0.1 })
+    steps(first, b, 1, 3)
+    local second = optim.Adam({ b }, { lr = 0.9 })
+    second:load_state_dict(first:state_dict())
+    steps(second, b, 4, 6)
+    assert.same(a:tolist(), b:tolist())
+  end)
+
+  it('zero_grad drops gradients, or keeps them as zeros', function()
+    local a = param(1, 2)
+    local o = optim.SGD({ a })
+    a.grad = mf.tensor { 1, 1 }
+    o:zero_grad { set_to_none = false }
+    assert.same({ 0, 0 }, a.grad:tolist())
+    o:zero_grad()
+    assert.is_nil(a.grad)
+  end)
+
+  it('calls a closure with gradients on and returns its loss', function()
+    local a = param(3)
+    local o = optim.SGD({ a }, { lr = 0.5 })
+    local loss = o:step(function()
+      o:zero_grad()
+      local l = a:square():sum()
+      l:backward()
+      return l
+    end)
+    assert.equal(9, loss:item())
+    assert.equal(0, a:item())
+  end)
+
+  it('says what is wrong with its arguments', function()
+    fails('empty list', optim.SGD, {})
+    fails("did you mean 'momentum'", optim.SGD, { param(1) }, { momentun = 0.9 })
+    fails('lr must be at least 0', optim.Adam, { param(1) }, { lr = -1 })
+    fails('betas[2] must be in [0, 1)', optim.Adam, { param(1) }, { betas = { 0.9, 1 } })
+    fails('nesterov needs a momentum', optim.SGD, { param(1) }, { nesterov = true })
+    fails('params[1] is a number', optim.SGD, { { params = { 1 } } })
+    local p = param(1)
+    fails('in another group', optim.SGD, { { params = { p } }, { params = { p } } })
+    fails('not a leaf', optim.SGD, { p * 2 })
+  end)
+
+  it('clips gradients by norm and by value', function()
+    local a, b = param(0, 0), param(0)
+    a.grad, b.grad = mf.tensor { 3, 0 }, mf.tensor { 4 }
+    local norm = mf.nn.utils.clip_grad_norm_({ a, b }, 1)
+    assert.near(5, norm:item(), 1e-6)
+    assert.near(0.6, a.grad:tolist()[1], 1e-5)
+    assert.near(0.8, b.grad:item(), 1e-5)
+    mf.nn.utils.clip_grad_value_({ a, b }, 0.7)
+    assert.near(0.7, b.grad:item(), 1e-6)
+    assert.near(0.6, a.grad:tolist()[1], 1e-5)
+  end)
+end)

@@ -1,0 +1,308 @@
+/* Worker threads with Lua states of their own, over the same context; what lua/worker.lua is built on.
+ *
+ *   local w = mf._worker_start()        starts a thread that runs require('moonflow.worker').serve(its end)
+ *   w:send(bytes, tensors)              a message: a string and a table of tensors, which cross by shared storage
+ *   local bytes, tensors = w:receive()  the next message; nil when the other side has closed
+ *   w:close()                           no more messages either way; waits for the thread
+ *
+ * The two ends share a Link with one queue each way. A queue is a list under a mutex; it is not bounded here, since the loader never has more
+ * than a few batches under way. The thread ends when it finds its queue closed. Waiting on Lua's side ends on the context's interrupt. */
+#include <lualib.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "host.h"
+#include "moonflow_lua.h"
+#include "state.h"
+
+typedef struct Parcel {
+  Meta m;
+  Storage *storage; /* counted */
+} Parcel;
+
+typedef struct Message {
+  struct Message *next;
+  char *bytes;
+  size_t n;
+  int n_tensors;
+  Parcel tensors[];
+} Message;
+
+typedef struct Queue {
+  Message *head, **tail;
+  bool closed;
+} Queue;
+
+typedef struct Link {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  pthread_t thread;
+  Context *context;
+  Queue to_worker, to_owner;
+  int refs; /* the two ends; under the lock */
+} Link;
+
+/* The userdata of an end. */
+typedef struct End {
+  Link *link; /* NULL after close */
+  bool inside; /* in the worker */
+} End;
+
+static const char end_type[] = "moonflow.worker";
+
+/* -- Messages -------------------------------------------------------------------------------------------------------------- */
+
+static void message_free(Message *m) {
+  for (int i = 0; i < m->n_tensors; i++) storage_release(m->tensors[i].storage);
+  mem_free(m->bytes);
+  mem_free(m);
+}
+
+static void queue_free(Queue *q) {
+  while (q->head) {
+    Message *next = q->head->next;
+    message_free(q->head);
+    q->head = next;
+  }
+}
+
+static void link_release(Link *link) {
+  pthread_mutex_lock(&link->lock);
+  bool last = --link->refs == 0;
+  pthread_mutex_unlock(&link->lock);
+  if (!last) return;
+  queue_free(&link->to_worker);
+  queue_free(&link->to_owner);
+  pthread_mutex_destroy(&link->lock);
+  pthread_cond_destroy(&link->changed);
+  context_release(link->context);
+  mem_free(link);
+}
+
+/* Closes both queues and lets go of the link; the owner's end waits for the thread. */
+static void end_close(End *end) {
+  Link *link = end->link;
+  if (!link) return;
+  end->link = NULL;
+  pthread_mutex_lock(&link->lock);
+  link->to_worker.closed = link->to_owner.closed = true;
+  pthread_cond_broadcast(&link->changed);
+  pthread_mutex_unlock(&link->lock);
+  if (!end->inside) pthread_join(link->thread, NULL);
+  link_release(link);
+}
+
+static End *check_end(lua_State *L) {
+  End *end = lua_touserdata(L, 1);
+  if (end && lua_getmetatable(L, 1)) {
+    luaL_getmetatable(L, end_type);
+    bool same = lua_rawequal(L, -1, -2);
+    lua_pop(L, 2);
+    if (same) return end;
+  }
+  luaL_error(L, "worker: the first argument must be a worker");
+  return NULL;
+}
+
+/* -- send, receive --------------------------------------------------------------------------------------------------------------- */
+
+static int end_send(lua_State *L) {
+  State *S = bind_state(L);
+  End *end = check_end(L);
+  size_t n;
+  const char *bytes = luaL_checklstring(L, 2, &n);
+  luaL_checktype(L, 3, LUA_TTABLE);
+  int count = (int)lua_objlen(L, 3);
+  for (int i = 1; i <= count; i++) { /* everything that may raise comes before anything is held */
+    lua_rawgeti(L, 3, i);
+    Tensor *t = bind_check_tensor(S, L, -1, "worker", "a tensor of the message");
+    if (!t->storage) return bind_error(L, "worker: a row-sparse tensor cannot cross");
+    lua_pop(L, 1);
+  }
+  Message *m = mem_alloc(sizeof *m + sizeof(Parcel) * (size_t)count);
+  char *copy = mem_alloc(n);
+  if (!m || !copy) {
+    mem_free(m);
+    mem_free(copy);
+    return bind_error(L, "worker: out of memory");
+  }
+  memcpy(copy, bytes, n);
+  *m = (Message){.bytes = copy, .n = n, .n_tensors = count};
+  for (int i = 0; i < count; i++) {
+    lua_rawgeti(L, 3, i + 1);
+    Tensor *t = bind_to_tensor(S, L, -1);
+    m->tensors[i] = (Parcel){t->m, t->storage};
+    storage_retain(t->storage);
+    lua_pop(L, 1);
+  }
+  bool sent = false;
+  if (end->link) {
+    Queue *q = end->inside ? &end->link->to_owner : &end->link->to_worker;
+    pthread_mutex_lock(&end->link->lock);
+    if (!q->closed) {
+      *q->tail = m;
+      q->tail = &m->next;
+      sent = true;
+      pthread_cond_broadcast(&end->link->changed);
+    }
+    pthread_mutex_unlock(&end->link->lock);
+  }
+  if (!sent) message_free(m);
+  lua_pushboolean(L, sent);
+  return 1;
+}
+
+/* The next message; NULL when closed, or with *interrupted set. */
+static Message *take(End *end, bool *interrupted) {
+  Link *link = end->link;
+  if (!link) return NULL;
+  Queue *q = end->inside ? &link->to_worker : &link->to_owner;
+  Message *m = NULL;
+  pthread_mutex_lock(&link->lock);
+  while (!(m = q->head) && !q->closed && !*interrupted) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50000000;
+    if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
+    pthread_cond_timedwait(&link->changed, &link->lock, &until);
+    if (!end->inside) *interrupted = atomic_exchange(&link->context->interrupted, false);
+  }
+  if (m && !(q->head = m->next)) q->tail = &q->head;
+  pthread_mutex_unlock(&link->lock);
+  return m;
+}
+
+static int message_gc(lua_State *L) {
+  Message **m = lua_touserdata(L, 1);
+  if (*m) message_free(*m);
+  *m = NULL;
+  return 0;
+}
+
+static int end_receive(lua_State *L) {
+  State *S = bind_state(L);
+  End *end = check_end(L);
+  Message **held = lua_newuserdata(L, sizeof *held); /* so that an error while pushing loses nothing */
+  *held = NULL;
+  lua_createtable(L, 0, 1);
+  lua_pushcfunction(L, message_gc);
+  lua_setfield(L, -2, "__gc");
+  lua_setmetatable(L, -2);
+  bool interrupted = false;
+  *held = take(end, &interrupted);
+  if (interrupted) {
+    err_set(MF_EINTR, "interrupted");
+    return bind_raise(L);
+  }
+  if (!*held) return 0;
+  Message *m = *held;
+  lua_pushlstring(L, m->bytes, m->n);
+  lua_createtable(L, m->n_tensors, 0);
+  for (int i = 0; i < m->n_tensors; i++) {
+    Tensor *t = tensor_new();
+    if (!t) return bind_error(L, "worker: out of memory");
+    t->m = m->tensors[i].m;
+    t->storage = m->tensors[i].storage;
+    storage_retain(t->storage);
+    bind_push(S, L, t);
+    lua_rawseti(L, -2, i + 1);
+  }
+  message_free(m);
+  *held = NULL;
+  return 2;
+}
+
+static int end_close_method(lua_State *L) {
+  end_close(check_end(L));
+  return 0;
+}
+
+static int end_gc(lua_State *L) {
+  end_close(lua_touserdata(L, 1));
+  return 0;
+}
+
+/* -- The thread --------------------------------------------------------------------------------------------------------------------- */
+
+static void push_end(State *S, lua_State *L, Link *link, bool inside) {
+  End *end = lua_newuserdata(L, sizeof *end);
+  *end = (End){link, inside};
+  if (luaL_newmetatable(L, end_type)) {
+    lua_newtable(L);
+    bind_function(S, L, "send", end_send);
+    bind_function(S, L, "receive", end_receive);
+    bind_function(S, L, "close", end_close_method);
+    lua_setfield(L, -2, "__index");
+    lua_pushcfunction(L, end_gc);
+    lua_setfield(L, -2, "__gc");
+  }
+  lua_setmetatable(L, -2);
+}
+
+/* The whole life of the worker's state, protected. Argument: the Link. */
+static int worker_main(lua_State *L) {
+  Link *link = lua_touserdata(L, 1);
+  luaL_openlibs(L);
+  bind_use_context(L, link->context);
+  lua_pushcfunction(L, luaopen_moonflow);
+  lua_pushliteral(L, "moonflow");
+  lua_call(L, 1, 1);
+  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+  lua_pushvalue(L, -2);
+  lua_setfield(L, -2, "moonflow");
+  lua_getglobal(L, "require");
+  lua_pushliteral(L, "moonflow.worker");
+  lua_call(L, 1, 1);
+  lua_getfield(L, -1, "serve");
+  push_end(bind_find_state(L), L, NULL, true);
+  pthread_mutex_lock(&link->lock);
+  link->refs++;
+  pthread_mutex_unlock(&link->lock);
+  ((End *)lua_touserdata(L, -1))->link = link;
+  lua_call(L, 1, 0);
+  return 0;
+}
+
+static void *worker_thread(void *arg) {
+  Link *link = arg;
+  lua_State *L = luaL_newstate();
+  if (L) {
+    lua_pushcfunction(L, worker_main);
+    lua_pushlightuserdata(L, link);
+    lua_pcall(L, 1, 0, 0); /* serve reports its errors as messages; what fails before it leaves the queue closed */
+    lua_close(L);
+  }
+  pthread_mutex_lock(&link->lock);
+  link->to_owner.closed = true;
+  pthread_cond_broadcast(&link->changed);
+  pthread_mutex_unlock(&link->lock);
+  link_release(link);
+  return NULL;
+}
+
+static int worker_start(lua_State *L) {
+  State *S = bind_state(L);
+  push_end(S, L, NULL, false);
+  End *end = lua_touserdata(L, -1);
+  Link *link = mem_zalloc(sizeof *link);
+  if (!link) return bind_error(L, "worker: out of memory");
+  pthread_mutex_init(&link->lock, NULL);
+  pthread_cond_init(&link->changed, NULL);
+  link->to_worker.tail = &link->to_worker.head;
+  link->to_owner.tail = &link->to_owner.head;
+  link->context = S->context;
+  context_retain(S->context);
+  link->refs = 2; /* this end and the thread; the worker's end counts itself */
+  if (pthread_create(&link->thread, NULL, worker_thread, link)) {
+    link->refs = 1;
+    link_release(link);
+    return bind_error(L, "worker: the system gives no more threads");
+  }
+  end->link = link;
+  return 1;
+}
+
+void bind_open_worker(State *S, lua_State *L) {
+  bind_function(S, L, "_worker_start", worker_start);
+}
