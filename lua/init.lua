@@ -4,7 +4,12 @@ local mf = require 'moonflow.core'
 
 if not mf._ready then
   mf._ready = true
-  require 'moonflow.ops'
+  local parts = {} -- ops.lua and every ops_FAMILY.lua
+  for name in pairs(package.preload) do
+    if name:match '^moonflow%.ops' then parts[#parts + 1] = name end
+  end
+  table.sort(parts)
+  for _, name in ipairs(parts) do require(name) end
   mf._set_gradients(require 'moonflow.grad')
   local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save', load = 'moonflow.save' }
   setmetatable(mf, {

@@ -1,0 +1,78 @@
+-- Conversions of dtype, device and order in memory, and comparison of tensors.
+local mf = require 'moonflow.core'
+local options = require 'moonflow.options'
+local Tensor = mf.Tensor
+local none = options.none
+
+-- x with its elements in row-major order (or another memory_format); x itself where it lies so already.
+function Tensor.contiguous(x, o)
+  local format = type(o) == 'table' and options('contiguous', o, { memory_format = 'contiguous' }).memory_format or 'contiguous'
+  if format == 'preserve' or x:is_contiguous(format) then return x end
+  return x:clone { memory_format = format }
+end
+
+local formats = { contiguous = true, channels_last = true, preserve = true }
+local is_dtype = {}
+for _, name in ipairs { 'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32', 'float64' } do
+  is_dtype[mf[name]] = true
+end
+
+-- A tensor on another device; to the meta device only the shape goes.
+local function to_device(x, device)
+  if x.device == 'meta' then error(("to: a tensor on the meta device has no data to bring to '%s'"):format(device), 3) end
+  return mf.empty_like(x, { device = device })
+end
+
+-- x:to(dtype), x:to(device), x:to(other tensor), x:to{dtype=, device=, memory_format=, copy=}, and mixtures; x itself where nothing changes.
+function Tensor.to(x, ...)
+  local dtype, device, o = nil, nil, {}
+  for i = 1, select('#', ...) do
+    local a = select(i, ...)
+    if mf.is_tensor(a) then dtype, device = a.dtype, a.device
+    elseif is_dtype[a] then dtype = a
+    elseif type(a) == 'string' then device = a
+    elseif type(a) == 'table' then
+      o = options('to', a, { dtype = none, device = none, memory_format = 'preserve', copy = false })
+      dtype, device = o.dtype or dtype, o.device or device
+    elseif a ~= nil then error(('to: argument %d must be a dtype, a device or a tensor, is a %s'):format(i, type(a)), 2) end
+  end
+  if o.memory_format and not formats[o.memory_format] then
+    error(("to: memory_format must be one of contiguous, channels_last, preserve, is '%s'"):format(tostring(o.memory_format)), 2)
+  end
+  local y = x
+  if dtype and dtype ~= y.dtype then y = mf._cast(y, dtype) end
+  if device and device ~= y.device then y = to_device(y, device) end
+  if o.memory_format and o.memory_format ~= 'preserve' then y = y:contiguous { memory_format = o.memory_format } end
+  if o.copy and y == x then y = y:clone() end
+  return y
+end
+
+for name, dtype in pairs { float = 'float32', double = 'float64', half = 'float16', bfloat16 = 'bfloat16', long = 'int64', int = 'int32',
+  short = 'int16', char = 'int8', byte = 'uint8', bool = 'bool' } do
+  Tensor[name] = function(x) return x.dtype == mf[dtype] and x or mf._cast(x, mf[dtype]) end
+end
+
+function Tensor.type_as(x, other) return x:to(other.dtype) end
+function Tensor.cpu(x) return x:to 'cpu' end
+
+-- |a - b| <= atol + rtol |b| everywhere; equal infinities are close, NaNs only under {equal_nan = true}.
+function mf.isclose(a, b, o)
+  o = options('isclose', o, { rtol = 1e-5, atol = 1e-8, equal_nan = false })
+  local close = a:eq(b)
+  local near = (a - b):abs():le(b:abs() * o.rtol + o.atol)
+  close = mf.logical_or(close, mf.logical_and(near, mf.isfinite(b)))
+  if o.equal_nan then close = mf.logical_or(close, mf.logical_and(mf.isnan(a), mf.isnan(b))) end
+  return close
+end
+
+function mf.allclose(a, b, o)
+  return mf.no_grad(function() return mf.isclose(a, b, o):all():item() end)
+end
+
+-- The same shape and the same elements.
+function mf.equal(a, b)
+  return a.shape == b.shape and mf.no_grad(function() return a:eq(b):all():item() end)
+end
+
+Tensor.isclose, Tensor.allclose, Tensor.equal = mf.isclose, mf.allclose, mf.equal
+return mf
