@@ -303,6 +303,27 @@ describe('the prompt', function()
     assert.truthy(shown("mf.tensor { 1, 2 }\n"):find("tensor%("))
   end)
 
+  -- Types at a terminal of its own, with a pause before each text.
+  local function typed(...)
+    local keys = {}
+    for _, text in ipairs { ... } do keys[#keys + 1] = ("sleep 0.4; printf '%s'"):format(text) end
+    return sh('(' .. table.concat(keys, '; ') .. ') | script -qec "$M" /dev/null')
+  end
+
+  it('drops the input at Ctrl-C and interrupts what runs', function()
+    local out, _, rc = typed('function f(\\n', '\\003', '20+2\\n', '\\n', '\\n',
+      'while true do end\\n', '\\003', '30+3\\n', '\\004')
+    assert.truthy(out:find('22', 1, true), out)
+    assert.truthy(out:find('interrupted', 1, true), out)
+    assert.truthy(out:find('33', 1, true), out)
+    assert.equal(0, rc)
+  end)
+
+  it('ends with 130 at the second Ctrl-C', function()
+    local _, _, rc = typed('local x = 0 while true do x = x + 1 end\\n', '\\003', '\\003')
+    assert.equal(130, rc)
+  end)
+
   it('follows a script with -i', function()
     local out, _, rc = sh('echo "y + 1" | $M -i ' .. file('y.lua', 'y = 41'))
     assert.truthy(out:find('42', 1, true))
