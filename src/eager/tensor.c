@@ -62,7 +62,7 @@ Tensor *tensor_create(Eager *E, DType dtype, int ndim, const int64_t *shape, int
   t->m.ndim = (int8_t)ndim;
   t->m.dtype = (uint8_t)dtype;
   t->m.device = (uint8_t)device;
-  memcpy(t->m.shape, shape, sizeof(int64_t) * (size_t)ndim);
+  if (ndim) memcpy(t->m.shape, shape, sizeof(int64_t) * (size_t)ndim);
   shape_contiguous(ndim, shape, t->m.stride);
   Device *d = E->context->devices[device];
   size_t bytes = (size_t)meta_numel(&t->m) * dtype_size(dtype);
