@@ -1,6 +1,6 @@
-# moonflow.  `make demo`, `make test`; the other targets: all test-long bench lint size install uninstall cross deps clean.
-# Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops at warnings, ARGS go to demo and bench,
-# ONLY=text runs the specs whose path has it.
+# moonflow.  `make demo`, `make test`; the other targets: all test-long bench lint format size install
+# uninstall cross deps clean. Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops
+# at warnings, ARGS go to demo and bench, ONLY=text runs the specs whose path has it.
 PREFIX ?= /usr/local
 DESTDIR ?=
 SAN ?=
@@ -78,10 +78,12 @@ OBJECTS := $(SOURCES:src/%.c=$(BUILD)/obj/%.o) \
   $(foreach i,$(ISAS),$(OP_MULTI:src/%.c=$(BUILD)/obj/%.$i.o)) \
   $(BUILD)/obj/op/op_table.o $(BUILD)/obj/bind/embed.o
 LUA_FILES := $(sort $(wildcard lua/*.lua))
-HEADERS := $(foreach d,$(LAYERS),$(wildcard src/$d/*.h))
+# Those without a guard are templates, not for themselves.
+HEADERS := $(shell grep -l '^.ifndef MF_' $(foreach d,$(LAYERS),$(wildcard src/$d/*.h)) /dev/null)
 C_SPECS := $(patsubst spec/c/%.c,$(BUILD)/spec/%,$(wildcard spec/c/*_spec.c))
 
-.PHONY: all demo test test-long bench lint size install uninstall cross deps clean try objects
+.PHONY: all demo test test-long bench lint format size install uninstall cross deps clean
+.PHONY: try objects headers
 .DELETE_ON_ERROR:
 all: $(BUILD)/moonflow $(BUILD)/libmoonflow.so $(BUILD)/libmoonflow.a
 
@@ -220,8 +222,11 @@ $(BUILD)/lint/%.ok: src/% $(NEEDS)
 	  -DMF_ISA=$(firstword $(ISAS)) -Wno-unused -x c -fsyntax-only $<
 	@touch $@
 -include $(HEADERS:src/%=$(BUILD)/lint/%.d)
-lint: objects $(HEADERS:src/%=$(BUILD)/lint/%.ok) $(BUILD)/packages-lint
+headers: $(HEADERS:src/%=$(BUILD)/lint/%.ok)
+lint: objects headers $(BUILD)/packages-lint
 	@luajit spec/tools/lint.lua $(BUILD) $(LAYERS)
+format: $(BUILD)/packages-lint
+	@luajit spec/tools/format.lua
 size:
 	@luajit spec/tools/size.lua
 

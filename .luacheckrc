@@ -1,0 +1,10 @@
+-- Lua as LuaJIT runs it; busted's names in the specs.
+std = 'luajit'
+max_line_length = 120
+codes = true
+exclude_files = { 'build' }
+ignore = {
+  '212/self', -- a method that does not use it
+}
+files['spec/**/*_spec.lua'] = { std = '+busted' }
+files['.luacheckrc'] = { std = 'max' }
