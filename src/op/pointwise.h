@@ -67,7 +67,11 @@ extern float powf(float, float) MF_SIMD;
     typedef CT T;                                                                                                   \
     const struct name##_args *o = args_;                                                                            \
     (void)o, (void)in_;
+#ifdef __clang__
+#define PW_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#else
 #define PW_IVDEP _Pragma("GCC ivdep")
+#endif
 #define PW_LOOP(OT, decl, expr)                                                                                     \
     OT *out = out_;                                                                                                 \
     n &= ~(int64_t)15;                                                                                              \
