@@ -56,6 +56,7 @@ ISA_FLAGS_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 OPENMP := $(if $(filter thread,$(SAN)),,-fopenmp)
 FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math \
   -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes $(if $(WERROR),-Werror) \
+  $(if $(findstring clang,$(CC)),-Wno-pass-failed) \
   $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP)
 ifneq ($(SAN),)
 FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
