@@ -10,8 +10,20 @@
 
 /* -- Errors ----------------------------------------------------------------------------------------------------------------- */
 
+/* Pushes "script.lua:12: " of the innermost Lua function that is not the library's own. */
+static void push_where(lua_State *L) {
+  lua_Debug frame;
+  for (int level = 1; lua_getstack(L, level, &frame); level++) {
+    lua_getinfo(L, "Sl", &frame);
+    if (frame.currentline <= 0 || !strncmp(frame.source, "=moonflow", 9)) continue;
+    lua_pushfstring(L, "%s:%d: ", frame.short_src, frame.currentline);
+    return;
+  }
+  lua_pushliteral(L, "");
+}
+
 int bind_raise(lua_State *L) {
-  luaL_where(L, 1);
+  push_where(L);
   lua_pushstring(L, err_text());
   lua_concat(L, 2);
   return lua_error(L);
@@ -19,7 +31,7 @@ int bind_raise(lua_State *L) {
 
 int bind_error(lua_State *L, const char *format, ...) {
   va_list args;
-  luaL_where(L, 1);
+  push_where(L);
   va_start(args, format);
   lua_pushvfstring(L, format, args);
   va_end(args);
