@@ -2,14 +2,18 @@
 # Installs those of the named Debian packages that are missing; without the right to, it fails and
 # says which command would.
 command -v dpkg-query >/dev/null || exit 0 # another system: the compiler will say what it misses
-present=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null)
-missing=
-for p in "$@"; do
+native=$(dpkg --print-architecture)
+present=$(dpkg-query -W -f '${db:Status-Status} ${Package}:${Architecture}\n' "$@" 2>/dev/null)
+has() {
   case "
 $present
 " in *"
-installed $p
-"*) ;; *) missing="$missing $p" ;; esac
+installed $1
+"*) true ;; *) false ;; esac
+}
+missing=
+for p in "$@"; do
+  has "$p" || has "$p:$native" || has "$p:all" || missing="$missing $p"
 done
 [ "$missing" ] || exit 0
 
