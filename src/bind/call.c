@@ -44,6 +44,14 @@ static bool is_options(lua_State *L, int index) {
   return false;
 }
 
+static bool is_empty_table(lua_State *L, int index) {
+  if (lua_type(L, index) != LUA_TTABLE) return false;
+  lua_pushnil(L);
+  if (!lua_next(L, index)) return true;
+  lua_pop(L, 2);
+  return false;
+}
+
 static int unknown_option(Reading *r, const char *key) {
   const char *best = NULL;
   int distance = 4;
@@ -61,6 +69,7 @@ static int unknown_option(Reading *r, const char *key) {
 
 static int place_options(Reading *r, int table) {
   lua_State *L = r->L;
+  luaL_checkstack(L, r->op->n_params + 8, r->name);
   for (int i = 0; i < r->op->n_params; i++) { /* first the known ones, which stay on the stack */
     lua_getfield(L, table, r->op->params[i].name);
     if (lua_isnil(L, -1)) {
@@ -107,6 +116,7 @@ static int place(Reading *r, int first) {
     at += r->run[i];
   }
   while (at <= last && lua_isnil(L, last)) last--;
+  if (at == last && !options && is_empty_table(L, at)) return 0; /* options of which all are nil */
   if (at <= last) {
     char what[160];
     return err_set(MF_EINVAL, "%s: argument %d is one too many (%s); options go by name in a last table", r->name, at - first + 1,
@@ -213,6 +223,10 @@ static int read_choice(Reading *r, const Param *p, int slot, int64_t *value) {
 
 static int read_generator(Reading *r, const Param *p, int slot, RngKey *key) {
   Generator *g = &r->S->E->generator;
+  if (slot && lua_type(r->L, slot) == LUA_TSTRING && lua_objlen(r->L, slot) == sizeof *key) { /* a gradient line redoes a draw */
+    memcpy(key, lua_tostring(r->L, slot), sizeof *key);
+    return 0;
+  }
   if (slot) {
     bool same = false;
     if (lua_type(r->L, slot) == LUA_TUSERDATA && lua_getmetatable(r->L, slot)) {
@@ -302,31 +316,51 @@ static int push_results(Reading *r, EagerCall *c, int first) {
   return r->op->n_outputs < 0 ? 1 : n;
 }
 
+/* Reads the arguments; the name that errors give is kept in in_place where needed. */
+static inline int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into, char in_place[64]) {
+  r->S = S, r->L = L, r->op = op, r->name = op->name;
+  r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = 0;
+  memcpy(r->args.bytes, op->defaults, op->args_size);
+  if (into) {
+    snprintf(in_place, 64, "%s_", op->name);
+    r->name = in_place;
+  }
+  int rc = place(r, first);
+  if (!rc) rc = read(r);
+  if (!rc && into && r->in[0]->m.number)
+    rc = err_set(MF_EINVAL, "%s: the first argument must be a tensor, is a number", r->name);
+  return rc;
+}
+
+static inline void end(Reading *r) {
+  for (int k = 0; k < r->n_temporary; k++) tensor_release(r->temporary[k]);
+  if (r->in != r->small) mem_free(r->in);
+}
+
 int bind_call(State *S, lua_State *L, const Op *op, int first, bool into) {
   Reading r;
   char in_place[64];
-  r.S = S, r.L = L, r.op = op, r.name = op->name;
-  r.in = r.small, r.n_in = 0, r.cap_in = SMALL, r.n_temporary = 0;
-  memcpy(r.args.bytes, op->defaults, op->args_size);
-  if (into) {
-    snprintf(in_place, sizeof in_place, "%s_", op->name);
-    r.name = in_place;
-  }
-  int rc = place(&r, first);
-  if (!rc) rc = read(&r);
-  EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes};
-  if (!rc && into) {
-    c.into = r.in[0];
-    if (c.into->m.number) rc = err_set(MF_EINVAL, "%s: the first argument must be a tensor, is a number", r.name);
-  }
+  int rc = begin(&r, S, L, op, first, into, in_place), n = -1;
+  EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes, .into = into && !rc ? r.in[0] : NULL};
   if (!rc) rc = eager_call(S->E, &c);
-  for (int k = 0; k < r.n_temporary; k++) tensor_release(r.temporary[k]);
-  int n = -1;
   if (!rc) {
     n = push_results(&r, &c, r.slot[0] ? r.slot[0] : first);
     eager_call_clear(&c);
   }
-  if (r.in != r.small) mem_free(r.in);
+  end(&r);
+  return n;
+}
+
+int bind_with_call(State *S, lua_State *L, const Op *op, int first, int (*use)(void *ud, EagerCall *c), void *ud) {
+  Reading r;
+  int rc = begin(&r, S, L, op, first, false, NULL), n = -1;
+  EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes};
+  if (!rc) rc = use(ud, &c);
+  if (!rc) {
+    n = push_results(&r, &c, r.slot[0] ? r.slot[0] : first);
+    eager_call_clear(&c);
+  }
+  end(&r);
   return n;
 }
 
@@ -347,10 +381,20 @@ static int call_op_into(lua_State *L) {
   return n;
 }
 
-static void push_op(State *S, lua_State *L, const Op *op, lua_CFunction f) {
+void bind_push_op(State *S, lua_State *L, const Op *op, bool into) {
   lua_pushlightuserdata(L, S);
   lua_pushlightuserdata(L, (void *)(uintptr_t)op);
-  lua_pushcclosure(L, f, 2);
+  lua_pushcclosure(L, into ? call_op_into : call_op, 2);
+}
+
+const Op *bind_op_of(lua_State *L, int index, bool *into) {
+  lua_CFunction f = lua_tocfunction(L, index);
+  *into = f == call_op_into;
+  if (f != call_op && !*into) return NULL;
+  lua_getupvalue(L, index, 2);
+  const Op *op = lua_touserdata(L, -1);
+  lua_pop(L, 1);
+  return op;
 }
 
 /* Binds one op: mf.NAME and tensor:NAME, and NAME_ where it exists. Module table at the top, methods below it. */
@@ -360,17 +404,17 @@ static void bind_op(State *S, lua_State *L, const Op *op) {
   bool hidden = flags & OP_HIDDEN, method = op->n_tensors && op->params[0].kind == PARAM_TENSOR && !op->params[0].list;
   snprintf(name, sizeof name, "%s%s", hidden ? "_" : "", op->name);
   if (!(flags & OP_METHOD_ONLY)) {
-    push_op(S, L, op, call_op);
+    bind_push_op(S, L, op, false);
     lua_setfield(L, -2, name);
   }
   if (!method || hidden) return;
   if (!(flags & OP_FUNCTION_ONLY)) {
-    push_op(S, L, op, call_op);
+    bind_push_op(S, L, op, false);
     lua_setfield(L, -3, name);
   }
   if (flags & OP_INPLACE) {
     snprintf(name, sizeof name, "%s_", op->name);
-    push_op(S, L, op, call_op_into);
+    bind_push_op(S, L, op, true);
     lua_setfield(L, -3, name);
   }
 }
@@ -386,7 +430,7 @@ void bind_open_ops(State *S, lua_State *L) {
   for (size_t i = 0; i < sizeof operators / sizeof operators[0]; i++) {
     const Op *op = op_find(operators[i].op);
     if (!op) continue;
-    push_op(S, L, op, call_op);
+    bind_push_op(S, L, op, false);
     lua_setfield(L, -2, operators[i].event);
   }
   lua_pop(L, 1);

@@ -88,6 +88,7 @@ static void open_core(State *S, lua_State *L) {
   bind_open_file(S, L);
   bind_open_values(S, L);
   bind_open_random(S, L);
+  bind_open_table(S, L);
 }
 
 MF_LUA_API int luaopen_moonflow(lua_State *L) {

@@ -62,6 +62,13 @@ const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n
 /* The op with Lua's arguments from index `first` on; pushes the results and returns their number, or a negative value on failure (text set). */
 int bind_call(State *S, lua_State *L, const Op *op, int first, bool into);
 
+/* The same with `use` in the place of the dispatcher: it leaves its outputs in the call, or returns a code. */
+int bind_with_call(State *S, lua_State *L, const Op *op, int first, int (*use)(void *ud, EagerCall *c), void *ud);
+/* Pushes the function of an op, or of its NAME_ form. */
+void bind_push_op(State *S, lua_State *L, const Op *op, bool into);
+/* The op whose function is at an index, and whether it is the NAME_ form; NULL for other values. */
+const Op *bind_op_of(lua_State *L, int index, bool *into);
+
 /* Pays what storages cost to Lua's collector, when enough has gathered. */
 void bind_pay(State *S, lua_State *L);
 
@@ -92,6 +99,7 @@ void bind_open_print(State *S, lua_State *L);
 void bind_open_file(State *S, lua_State *L);
 void bind_open_values(State *S, lua_State *L);
 void bind_open_random(State *S, lua_State *L);
+void bind_open_table(State *S, lua_State *L);
 
 /* The tensor at an index, or a new one of the number, boolean or nested table there (dtype DTYPE_NONE: as mf.tensor); counted. NULL with the
  * error set. */

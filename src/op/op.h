@@ -2,7 +2,7 @@
  *
  *   OP(softmax,
  *      .signature = "softmax(Tensor x, *, dim dim=-1) -> Tensor",
- *      .infer = softmax_infer, .sbp = "... n ; dim", .cpu = softmax_cpu)
+ *      .infer = softmax_infer, .sbp_rule = sbp_all_but_dim, .cpu = softmax_cpu)
  *
  * `collect.lua` reads the lines that begin with OP( or POINTWISE, parses the signatures and writes op_ids.h (enum OP_name),
  * op_args.h (struct name_args) and op_table.c (the table `op_table` of Op). A file with such lines is compiled once per instruction
@@ -17,6 +17,7 @@ typedef struct Op Op;
 typedef struct OpSpec OpSpec;
 typedef struct Infer Infer;
 typedef struct OpCall OpCall;
+typedef struct SbpAsk SbpAsk;
 
 /* -- Inference ----------------------------------------------------------------------------------------------------------- */
 
@@ -106,8 +107,9 @@ typedef enum OpFlag {
 /* What an op's file declares. */
 struct OpSpec {
   const char *signature;
-  const char *sbp;                       /* index notation, see sbp.h; NULL with sbp_rule or where only B is legal */
-  const char *linear;                    /* how partial sums pass: "a+b" jointly, "a|b" one at a time; see sbp.h */
+  const char *sbp;                       /* index notation, see sbp_rule.h */
+  int (*sbp_rule)(SbpAsk *);             /* adds the signatures that notation cannot say */
+  const char *linear;                    /* how partial sums pass: "a+b" jointly, "a|b" one at a time */
   int flags;                             /* OpFlag */
   int (*infer)(Infer *);
   int (*cpu)(const OpCall *);
