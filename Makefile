@@ -63,7 +63,8 @@ FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
 FLAGS += $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined)
 FLAGS += $(if $(filter thread,$(SAN)),-fexceptions)# a Lua error must unwind the sanitizer's stack
 endif
-LIBS := -lluajit-5.1 -ldnnl -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN),-fsanitize=$(SAN))
+DNNL := -ldnnl
+LIBS := -lluajit-5.1 $(DNNL) -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN),-fsanitize=$(SAN))
 
 # Flags of one folder, $(call SEE,folder): where it looks for headers, and what only it needs.
 SEE = $(patsubst %,-iquote src/%,$(filter-out main,$1) $(SEES_$1)) \
@@ -231,11 +232,12 @@ format: $(BUILD)/packages-lint
 size:
 	@luajit spec/tools/size.lua
 
-# Compiles everything for arm64, and links where Debian's arm64 libraries are installed.
-ARM := aarch64-linux-gnu-gcc
+# Compiles everything for arm64, and links where Debian's arm64 libraries are installed. libdnnl-dev
+# cannot be installed for two architectures at once, so the library is named by its file.
+ARM := CC=aarch64-linux-gnu-gcc BUILD=build/aarch64 DNNL=-l:libdnnl.so.2
 cross: $(BUILD)/packages-cross
-	$(Q)$(MAKE) CC=$(ARM) BUILD=build/aarch64 objects
-	$(Q)if $(ARM) -print-file-name=libdnnl.so | grep -q /; then \
-	  $(MAKE) CC=$(ARM) BUILD=build/aarch64 all; \
-	else echo "not linked: needs  dpkg --add-architecture arm64 && apt-get update &&" \
-	  "apt-get install -y libdnnl-dev:arm64 libluajit-5.1-dev:arm64 zlib1g-dev:arm64"; fi
+	@+$(MAKE) --no-print-directory $(ARM) objects
+	@+if aarch64-linux-gnu-gcc -print-file-name=libdnnl.so.2 | grep -q /; then \
+	  $(MAKE) --no-print-directory $(ARM) all; \
+	else echo "not linked; that needs:  dpkg --add-architecture arm64 && apt-get update &&" \
+	  "apt-get install -y libdnnl2:arm64 libluajit-5.1-dev:arm64 zlib1g-dev:arm64"; fi
