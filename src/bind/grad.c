@@ -34,15 +34,9 @@ static void push_param(State *S, lua_State *L, const Node *n, const Param *p, in
       lua_pushlstring(L, c, strcspn(c, "|"));
       return;
     }
-    case PARAM_GENERATOR: { /* the key, which ops that redo the draw take as a table of two numbers */
-      const RngKey *key = (const void *)value;
-      lua_createtable(L, 2, 0);
-      lua_pushnumber(L, (double)key->seed);
-      lua_rawseti(L, -2, 1);
-      lua_pushnumber(L, (double)key->stream);
-      lua_rawseti(L, -2, 2);
+    case PARAM_GENERATOR: /* the key as bytes, which ops that redo the draw take */
+      lua_pushlstring(L, value, sizeof(RngKey));
       return;
-    }
     case PARAM_DEVICE: lua_pushnil(L); return;
     case PARAM_TENSOR: break;
   }
