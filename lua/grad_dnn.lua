@@ -122,4 +122,33 @@ grad.adaptive_avg_pool2d_backward = {
   end,
 }
 
+-- Attention. What its second gradient needs of the first pass is computed anew, with the whole matrix of weights.
+grad.attention = {
+  ['q,k,v'] = function(g, _, y, o)
+    if not g.y then return nil end
+    return mf._attention_backward(o.q, o.k, o.v, g.y, y.y, y.lse, o.mask, { is_causal = o.is_causal, scale = o.scale })
+  end,
+}
+grad.attention_backward = {
+  ['q,k,v,g'] = function(c, _, _, o)
+    local q, k, v, g, s = o.q, o.k, o.v, o.g, o.scale
+    local function t(x) return x:transpose(-2, -1) end
+    local function total(x) return x:sum(-1, { keepdim = true }) end
+    local p = mf._attention_weights(q, k, o.mask, o.is_causal, s)
+    local dp = g:matmul(t(v))
+    local centred = dp - total(p * dp)
+    local ds = p * centred
+    local a, b = c.q or mf.zeros_like(q), c.k or mf.zeros_like(k)
+    local gds = (a:matmul(t(k)) + q:matmul(t(b))) * s
+    local r = total(p * gds)
+    local gdp, gp = p * (gds - r), gds * centred - r * dp
+    if c.v then gp = gp + g:matmul(t(c.v)) end
+    local gs = p * (gp - total(p * gp))
+    local gq, gk = (gs:matmul(k) + ds:matmul(b)) * s, (t(gs):matmul(q) + t(ds):matmul(a)) * s
+    local gg = gdp:matmul(v)
+    if c.v then gg = gg + p:matmul(c.v) end
+    return gq, gk, t(gdp):matmul(g), gg
+  end,
+}
+
 return grad

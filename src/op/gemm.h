@@ -6,6 +6,7 @@
  * both in order. Threads cut the rows. */
 #ifndef MF_GEMM_H
 #define MF_GEMM_H
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -21,6 +22,7 @@ enum { GEMM_ROWS = 4, GEMM_COLS = 16, GEMM_DEPTH = 128, GEMM_WIDTH = 256 };
     const T *a, *b;                                                                                \
     T *c;                                                                                          \
     int64_t k, n, am, ak, bk, bn, cm, cn;                                                          \
+    bool add; /* to what c holds */                                                                \
   } name##_job;                                                                                    \
                                                                                                    \
   /* tile += pa pb over `depth` steps */                                                           \
@@ -61,7 +63,7 @@ enum { GEMM_ROWS = 4, GEMM_COLS = 16, GEMM_DEPTH = 128, GEMM_WIDTH = 256 };
         for (int64_t r = 0; r < h; r++) {                                                          \
           T *c = j->c + (i + r) * j->cm + (col + q) * j->cn;                                       \
           for (int64_t s = 0; s < w; s++)                                                          \
-            c[s * j->cn] = (p0 ? c[s * j->cn] : 0) + tile[r * GEMM_COLS + s];                      \
+            c[s * j->cn] = (p0 || j->add ? c[s * j->cn] : 0) + tile[r * GEMM_COLS + s];            \
         }                                                                                          \
       }                                                                                            \
     }                                                                                              \
@@ -87,19 +89,20 @@ enum { GEMM_ROWS = 4, GEMM_COLS = 16, GEMM_DEPTH = 128, GEMM_WIDTH = 256 };
       __attribute__((unused));                                                                     \
   static void name(int64_t m, int64_t k, int64_t n, const void *a, int64_t am, int64_t ak,         \
                    const void *b, int64_t bk, int64_t bn, void *c, int64_t cm, int64_t cn) {       \
-    name##_job j = {.a = a,                                                                        \
-                    .b = b,                                                                        \
-                    .c = c,                                                                        \
-                    .k = k,                                                                        \
-                    .n = n,                                                                        \
-                    .am = am,                                                                      \
-                    .ak = ak,                                                                      \
-                    .bk = bk,                                                                      \
-                    .bn = bn,                                                                      \
-                    .cm = cm,                                                                      \
-                    .cn = cn};                                                                     \
+    name##_job j = {a, b, c, k, n, am, ak, bk, bn, cm, cn, false};                                 \
     int64_t work = k * n > 0 ? k * n : 1;                                                          \
     mf_parallel(m, (1 << 18) / work + 1, name##_rows, &j);                                         \
+  }                                                                                                \
+                                                                                                   \
+  /* On the calling thread; adds to c where asked. */                                              \
+  static void name##_serial(int64_t m, int64_t k, int64_t n, const T *a, int64_t am, int64_t ak,   \
+                            const T *b, int64_t bk, int64_t bn, bool add, T *c, int64_t cm,        \
+                            int64_t cn) __attribute__((unused));                                   \
+  static void name##_serial(int64_t m, int64_t k, int64_t n, const T *a, int64_t am, int64_t ak,   \
+                            const T *b, int64_t bk, int64_t bn, bool add, T *c, int64_t cm,        \
+                            int64_t cn) {                                                          \
+    name##_job j = {a, b, c, k, n, am, ak, bk, bn, cm, cn, add};                                   \
+    name##_rows(0, m, &j);                                                                         \
   }
 
 GEMM(gemm_f64, double)
