@@ -10,6 +10,9 @@ end
 local MOONFLOW = program()
 local folder
 
+-- The thread sanitizer holds signals back until a call into the C library, which a compiled loop never makes.
+local holds_signals = MOONFLOW:find '/thread'
+
 local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
 local function slurp(path)
@@ -216,6 +219,7 @@ describe('an interrupt', function()
   end)
 
   it('twice within a second ends even a compiled loop', function()
+    if holds_signals then return pending 'not with the thread sanitizer' end
     local out, _, rc = interrupt('started() local x = 0 while true do x = x + 1 end', 'sleep 0.3; kill -INT $pid')
     assert.same({ '', 130 }, { out, rc })
   end)
@@ -311,6 +315,7 @@ describe('the prompt', function()
   end
 
   it('drops the input at Ctrl-C and interrupts what runs', function()
+    if holds_signals then return pending 'not with the thread sanitizer' end
     local out, _, rc = typed('function f(\\n', '\\003', '20+2\\n', '\\n', '\\n',
       'while true do end\\n', '\\003', '30+3\\n', '\\004')
     assert.truthy(out:find('22', 1, true), out)
@@ -320,6 +325,7 @@ describe('the prompt', function()
   end)
 
   it('ends with 130 at the second Ctrl-C', function()
+    if holds_signals then return pending 'not with the thread sanitizer' end
     local _, _, rc = typed('local x = 0 while true do x = x + 1 end\\n', '\\003', '\\003')
     assert.equal(130, rc)
   end)
