@@ -202,7 +202,7 @@ clean:
 # -- Runs -----------------------------------------------------------------------------------------
 
 demo: all $(BUILD)/packages-demo
-	$(Q)$(BUILD)/moonflow examples/fashion_mnist.lua $(ARGS)
+	$(Q)$(BUILD)/moonflow examples/fashion_mnist.lua --save $(BUILD)/fashion_mnist.safetensors $(ARGS)
 bench: all
 	$(Q)PEER_PYTHON='$(PEER_PYTHON)' $(BUILD)/moonflow examples/bench_all.lua $(ARGS)
 
