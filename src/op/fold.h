@@ -38,7 +38,8 @@ typedef struct Fold {
   FoldFinish *finish; /* NULL: the accumulator is the result */
 } Fold;
 
-enum { FOLD_WIDTH = 512, FOLD_GROUP = 16, FOLD_GRAIN = 1 << 15, FOLD_CHUNKS = 64, FOLD_FEW = 16, FOLD_ROW = 2048, FOLD_LANES = 32 };
+enum { FOLD_WIDTH = 512, FOLD_GROUP = 16, FOLD_GRAIN = 1 << 15, FOLD_CHUNKS = 64, FOLD_FEW = 16, FOLD_ROW = 2048 };
+enum { FOLD_LANES = 32, FOLD_LANE_BYTES = 256, FOLD_TALL = 128 }; /* rows joined in the elements' own type at most */
 
 typedef struct FoldJob {
   const Fold *fold;

@@ -152,6 +152,7 @@ static void lines_panels(int64_t begin, int64_t end, void *arg) {
   }
 }
 
+static void lines_run(Lines *l, LineFn *fn, const void *args, void *scratch) __attribute__((unused));
 static void lines_run(Lines *l, LineFn *fn, const void *args, void *scratch) {
   if (l->lines == 0) return;
   l->fn = fn;

@@ -18,23 +18,23 @@ static inline void moments_join(double *mean, double *m2, double done, double ot
 /* The moments of n <= MOMENTS_ROW elements in a row. */
 #define MOMENTS_ROW_OF(C, T)                                                                                                  \
   static inline void moments_group_##C(int64_t n, const T *x, double *mean, double *m2) {                                     \
-    T lane[MOMENTS_LANES] = {0}, square[MOMENTS_LANES] = {0};                                                                 \
+    T lane[MOMENTS_LANES] = {0}, square[MOMENTS_LANES] = {0}, tail[MOMENTS_LANES];                                            \
     double sum = 0, rest = 0, squares = 0;                                                                                    \
-    int64_t i = 0;                                                                                                            \
-    for (; i + MOMENTS_LANES <= n; i += MOMENTS_LANES)                                                                        \
+    int64_t whole = n - n % MOMENTS_LANES;                                                                                    \
+    for (int64_t i = 0; i < whole; i += MOMENTS_LANES)                                                                        \
       for (int l = 0; l < MOMENTS_LANES; l++) lane[l] += x[i + l];                                                            \
+    for (int64_t l = 0; l < n - whole; l++) lane[l] += tail[l] = x[whole + l];                                                \
     for (int l = 0; l < MOMENTS_LANES; l++) sum += (double)lane[l], lane[l] = 0;                                              \
-    for (; i < n; i++) sum += (double)x[i];                                                                                   \
     T near = (T)(sum / (double)n);                                                                                            \
-    for (i = 0; i + MOMENTS_LANES <= n; i += MOMENTS_LANES)                                                                   \
+    for (int64_t l = n - whole; l < MOMENTS_LANES; l++) tail[l] = near;                                                       \
+    for (int64_t i = 0; i < whole; i += MOMENTS_LANES)                                                                        \
       for (int l = 0; l < MOMENTS_LANES; l++) {                                                                               \
         T d = x[i + l] - near;                                                                                                \
         lane[l] += d, square[l] += d * d;                                                                                     \
       }                                                                                                                       \
-    for (int l = 0; l < MOMENTS_LANES; l++) rest += (double)lane[l], squares += (double)square[l];                            \
-    for (; i < n; i++) {                                                                                                      \
-      double d = (double)(x[i] - near);                                                                                       \
-      rest += d, squares += d * d;                                                                                            \
+    for (int l = 0; l < MOMENTS_LANES; l++) {                                                                                 \
+      T d = tail[l] - near;                                                                                                   \
+      rest += (double)(lane[l] + d), squares += (double)(square[l] + d * d);                                                  \
     }                                                                                                                         \
     *mean = (double)near + rest / (double)n;                                                                                  \
     *m2 = squares - rest * rest / (double)n;                                                                                  \

@@ -83,22 +83,26 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
 #define JOIN_MAX(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
 #define JOIN_MIN(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
 
-/* Elements e of type T become MAP(e); groups are joined in type G, and groups in A. */
+/* Elements e of type T become MAP(e); lanes of a group are joined in type G, and groups in A. */
 #define FOLD_ONE(name, C, T, G, A, field, zero, MAP, JOIN)                                                                       \
+  enum { name##_lanes_##C = FOLD_LANE_BYTES / sizeof(G) };                                                                       \
   static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done, Word *acc) {                             \
+    enum { LANES = name##_lanes_##C };                                                                                           \
     const T *x = x_;                                                                                                             \
     A total = acc->field;                                                                                                        \
     int64_t i = 0;                                                                                                               \
     (void)done, (void)args;                                                                                                      \
-    if (n >= FOLD_LANES) {                                                                                                       \
-      G lane[FOLD_LANES];                                                                                                        \
-      for (int l = 0; l < FOLD_LANES; l++) lane[l] = (G)(zero);                                                                  \
-      for (; i + FOLD_LANES <= n; i += FOLD_LANES)                                                                               \
-        for (int l = 0; l < FOLD_LANES; l++) {                                                                                   \
+    if (n >= LANES) {                                                                                                            \
+      G lane[LANES];                                                                                                             \
+      for (int l = 0; l < LANES; l++) lane[l] = (G)(zero);                                                                       \
+      for (; i + LANES <= n; i += LANES)                                                                                         \
+        for (int l = 0; l < LANES; l++) {                                                                                        \
           G e = (G)MAP(x[i + l]);                                                                                                \
           lane[l] = JOIN(lane[l], e);                                                                                            \
         }                                                                                                                        \
-      for (int l = 0; l < FOLD_LANES; l++) total = JOIN(total, (A)lane[l]);                                                      \
+      for (int half = LANES / 2; half >= 8; half /= 2)                                                                           \
+        for (int l = 0; l < half; l++) lane[l] = JOIN(lane[l], lane[l + half]);                                                  \
+      for (int l = 0; l < 8; l++) total = JOIN(total, (A)lane[l]);                                                               \
     }                                                                                                                            \
     for (; i < n; i++) {                                                                                                         \
       A e = (A)MAP(x[i]);                                                                                                        \
@@ -106,22 +110,27 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
     }                                                                                                                            \
     acc->field = total;                                                                                                          \
   }                                                                                                                              \
+  static inline void name##_tile_##C(int64_t rows, int64_t n, const T *restrict x, int64_t step, const void *args, Word *acc) {  \
+    G lane[name##_lanes_##C];                                                                                                    \
+    (void)args;                                                                                                                  \
+    for (int64_t l = 0; l < n; l++) lane[l] = (G)(zero);                                                                         \
+    for (int64_t r = 0; r < rows; r++)                                                                                           \
+      for (int64_t l = 0; l < n; l++) {                                                                                          \
+        G e = (G)MAP(x[r * step + l]);                                                                                           \
+        lane[l] = JOIN(lane[l], e);                                                                                              \
+      }                                                                                                                          \
+    for (int64_t l = 0; l < n; l++) acc[l].field = JOIN(acc[l].field, (A)lane[l]);                                               \
+  }                                                                                                                              \
   static void name##_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, const void *args, int64_t done,          \
-                                 Word *restrict acc, int64_t plane) {                                                            \
-    const T *restrict x = x_;                                                                                                    \
-    (void)done, (void)args, (void)plane;                                                                                         \
-    int64_t r = 0;                                                                                                               \
-    for (; r + 4 <= rows; r += 4, x += 4 * step)                                                                                 \
-      for (int64_t i = 0; i < n; i++) {                                                                                          \
-        G e0 = (G)MAP(x[i]), e1 = (G)MAP(x[i + step]), e2 = (G)MAP(x[i + 2 * step]), e3 = (G)MAP(x[i + 3 * step]);               \
-        e0 = JOIN(e0, e1), e2 = JOIN(e2, e3), e0 = JOIN(e0, e2);                                                                 \
-        acc[i].field = JOIN(acc[i].field, (A)e0);                                                                                \
-      }                                                                                                                          \
-    for (; r < rows; r++, x += step)                                                                                             \
-      for (int64_t i = 0; i < n; i++) {                                                                                          \
-        A e = (A)MAP(x[i]);                                                                                                      \
-        acc[i].field = JOIN(acc[i].field, e);                                                                                    \
-      }                                                                                                                          \
+                                 Word *acc, int64_t plane) {                                                                     \
+    enum { LANES = name##_lanes_##C };                                                                                           \
+    (void)done, (void)plane;                                                                                                     \
+    for (int64_t r = 0; r < rows; r += FOLD_TALL) {                                                                              \
+      const T *x = (const T *)x_ + r * step;                                                                                     \
+      int64_t m = rows - r < FOLD_TALL ? rows - r : FOLD_TALL, i = 0;                                                            \
+      for (; i + LANES <= n; i += LANES) name##_tile_##C(m, LANES, x + i, step, args, acc + i);                                  \
+      if (i < n) name##_tile_##C(m, n - i, x + i, step, args, acc + i);                                                          \
+    }                                                                                                                            \
   }                                                                                                                              \
   static void name##_join_##C(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {      \
     (void)to_count, (void)from_count, (void)plane;                                                                               \
