@@ -67,6 +67,7 @@ grad.conv2d_weight = {
     return mf._conv2d_input(o.g, g, { size = { s[#s - 1], s[#s] }, stride = o.stride, padding = o.padding,
       dilation = o.dilation, groups = o.groups })
   end,
+  w = function() return nil end,
 }
 grad.conv2d_weight_bias = {
   g = function(g, _, o)
@@ -79,6 +80,7 @@ grad.conv2d_weight_bias = {
     return mf._conv2d_input(o.g, g.w, { size = { s[#s - 1], s[#s] }, stride = o.stride, padding = o.padding,
       dilation = o.dilation, groups = o.groups })
   end,
+  w = function() return nil end,
 }
 
 -- Pooling
@@ -91,11 +93,13 @@ grad.max_pool2d_backward = {
   g = function(g, _, o)
     return mf._max_pool2d_pick(g, o.x, o.kernel_size, o.stride, o.padding, o.dilation, o.ceil_mode)
   end,
+  x = function() return nil end, -- where the maximum is does not change by a little
 }
 grad.max_pool2d_pick = {
   v = function(g, _, o)
     return mf._max_pool2d_backward(g, o.x, o.kernel_size, o.stride, o.padding, o.dilation, o.ceil_mode)
   end,
+  x = function() return nil end,
 }
 grad.avg_pool2d = {
   x = function(g, _, o)
@@ -130,7 +134,7 @@ grad.attention = {
   end,
 }
 grad.attention_backward = {
-  ['q,k,v,g'] = function(c, _, _, o)
+  ['q,k,v,g,y,lse'] = function(c, _, _, o) -- y and lse are functions of q, k, v: all that is due goes there
     local q, k, v, g, s = o.q, o.k, o.v, o.g, o.scale
     local function t(x) return x:transpose(-2, -1) end
     local function total(x) return x:sum(-1, { keepdim = true }) end
