@@ -132,33 +132,17 @@ mf_status mf_tensor_create(mf_state *state, mf_dtype dtype, int ndim, const int6
   return MF_STATUS_OK;
 }
 
-/* A tensor on memory of somebody else; NULL with the error set, and then nothing was released. */
-static Tensor *wrap(Context *c, DType dtype, int ndim, const int64_t *shape, void *data,
-                    void (*release)(void *), void *owner) {
-  Tensor *t = tensor_new();
-  if (t) {
-    t->m = (Meta){.ndim = (int8_t)ndim, .dtype = (uint8_t)dtype, .device = DEVICE_CPU};
-    if (ndim) memcpy(t->m.shape, shape, sizeof *shape * (size_t)ndim);
-    shape_contiguous(ndim, shape, t->m.stride);
-    size_t bytes = (size_t)meta_numel(&t->m) * dtype_size(dtype);
-    t->storage = storage_wrap(c->devices[DEVICE_CPU], data, bytes, release, owner);
-    if (t->storage) return t;
-    tensor_release(t);
-  }
-  err_set(MF_ENOMEM, "mf_tensor_wrap: out of memory");
-  return NULL;
-}
-
 static void release_nothing(void *owner) {
   (void)owner;
 }
 
 mf_status mf_tensor_wrap(mf_state *state, mf_dtype dtype, int ndim, const int64_t *shape,
                          void *data, void (*release)(void *owner), void *owner, mf_tensor **out) {
+  static const int64_t none[1];
   if (!release) release = release_nothing;
   int code = check_tensor("mf_tensor_wrap", state, dtype, ndim, shape, out);
   if (!code && !data) code = (int)wrong_null("mf_tensor_wrap", "data");
-  Tensor *t = code ? NULL : wrap(state->context, (DType)dtype, ndim, shape, data, release, owner);
+  Tensor *t = code ? NULL : tensor_wrap(state->E, (DType)dtype, ndim, ndim ? shape : none, data, release, owner);
   if (out) *out = (mf_tensor *)t;
   if (t) return MF_STATUS_OK;
   release(owner);

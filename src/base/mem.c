@@ -12,6 +12,10 @@ void *mem_zalloc(size_t bytes) {
   return calloc(1, bytes ? bytes : 1);
 }
 
+void *mem_aligned(size_t align, size_t bytes) {
+  return aligned_alloc(align, bytes ? bytes : align);
+}
+
 void *mem_resize(void *p, size_t bytes) {
   return realloc(p, bytes ? bytes : 1);
 }

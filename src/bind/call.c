@@ -11,6 +11,12 @@
 
 enum { SMALL = 16 };
 
+/* How many tensors a call may have by position if all else is left at its defaults; `least` is above
+ * `most` for ops that cannot be called so. */
+typedef struct OpQuick {
+  uint8_t least, most;
+} OpQuick;
+
 typedef struct Reading {
   State *S;
   lua_State *L;
@@ -285,83 +291,117 @@ static int read(Reading *r) {
   return rc;
 }
 
-/* -- The call ------------------------------------------------------------------------------------------------------------------------------- */
+/* -- The call --------------------------------------------------------------------------------- */
+
+/* Factories make leaves of their own. */
+static bool wants_grad(Reading *r) {
+  int16_t offset = r->op->requires_grad;
+  return offset >= 0 && *(bool *)(r->args.bytes + offset);
+}
 
 static int push_results(Reading *r, EagerCall *c, int first) {
   State *S = r->S;
   lua_State *L = r->L;
-  if (r->op->n_outputs == 0) { /* written in place: the tensor itself */
-    if (!r->op->n_mutated || r->op->params[0].list) return 0;
+  int n_outputs = r->op->n_outputs, n = c->n_out;
+  if (c->into || n_outputs == 0) { /* written in place: the tensor itself */
+    if (!c->into && (!r->op->n_mutated || r->op->params[0].list)) return 0;
     lua_pushvalue(L, first);
     return 1;
   }
-  if (c->into) {
-    lua_pushvalue(L, first);
-    return 1;
-  }
-  const int16_t offset = r->op->requires_grad;
-  int n = c->n_out;
-  if (r->op->n_outputs < 0) lua_createtable(L, n, 0);
-  luaL_checkstack(L, n + 4, "too many results");
+  bool grad = wants_grad(r);
+  if (n_outputs < 0) lua_createtable(L, n, 0);
+  if (n > LUA_MINSTACK / 2) luaL_checkstack(L, n + 4, "too many results");
   for (int k = 0; k < n; k++) {
-    if (offset >= 0 && *(bool *)(r->args.bytes + offset)) {
-      Autograd *ag = tensor_autograd(c->out[k]);
-      if (ag) ag->requires_grad = true;
-    }
     Tensor *t = c->out[k];
     c->out[k] = NULL;
+    if (grad && tensor_autograd(t)) t->ag->requires_grad = true;
     bind_push(S, L, t);
-    if (r->op->n_outputs < 0) lua_rawseti(L, -2, k + 1);
+    if (n_outputs < 0) lua_rawseti(L, -2, k + 1);
   }
-  return r->op->n_outputs < 0 ? 1 : n;
+  return n_outputs < 0 ? 1 : n;
 }
 
-/* Reads the arguments; the name that errors give is kept in in_place where needed. */
-static inline int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into, char in_place[64]) {
+/* The results, n at the top, keep the hooks of what they were made from alive. */
+static void anchor_results(Reading *r, const EagerCall *c, int first, int last, int n) {
+  bool any = false;
+  for (int k = 0; k < c->n_in; k++) any |= c->in[k] && c->in[k]->anchored;
+  int top = lua_gettop(r->L);
+  for (int k = 0; any && k < n; k++) bind_anchor(r->S, r->L, top - n + 1 + k, first, last - first + 1);
+}
+
+/* Reads arguments that are all tensors or numbers for plain parameters, the rest being defaults:
+ * most calls. False when they are not, with nothing left behind. */
+static bool read_quick(Reading *r, int first) {
+  lua_State *L = r->L;
+  const OpQuick *q = &r->S->quick[r->op->id];
+  int n = lua_gettop(L) - first + 1;
+  if (n < q->least || n > q->most) return false;
+  for (int k = 0; k < n; k++) {
+    Tensor *t = bind_to_tensor(r->S, L, first + k);
+    if (!t && r->op->params[k].number && lua_type(L, first + k) == LUA_TNUMBER &&
+        (t = tensor_number(r->S->E, lua_tonumber(L, first + k))))
+      r->temporary[r->n_temporary++] = t;
+    if (!t) {
+      while (r->n_temporary) tensor_release(r->temporary[--r->n_temporary]);
+      return false;
+    }
+    r->small[k] = t;
+  }
+  for (int k = n; k < r->op->n_tensors; k++) r->small[k] = NULL;
+  r->n_in = r->op->n_tensors;
+  r->slot[0] = first;
+  return true;
+}
+
+/* Reads the arguments from `first` on; the name that errors give is kept in in_place where needed. */
+static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into, char in_place[64]) {
   r->S = S, r->L = L, r->op = op, r->name = op->name;
   r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = 0;
   memcpy(r->args.bytes, op->defaults, op->args_size);
-  if (into) {
-    snprintf(in_place, 64, "%s_", op->name);
-    r->name = in_place;
+  int rc = 0;
+  if (!read_quick(r, first)) {
+    if (into) {
+      snprintf(in_place, 64, "%s_", op->name);
+      r->name = in_place;
+    }
+    rc = place(r, first);
+    if (!rc) rc = read(r);
   }
-  int rc = place(r, first);
-  if (!rc) rc = read(r);
   if (!rc && into && r->in[0]->m.number)
     rc = err_set(MF_EINVAL, "%s: the first argument must be a tensor, is a number", r->name);
   return rc;
 }
 
-static inline void end(Reading *r) {
+/* Pushes what the call made, and gives back what was read. `last`: of the arguments. */
+static int end(Reading *r, EagerCall *c, int first, int last, int rc) {
+  int n = -1;
   for (int k = 0; k < r->n_temporary; k++) tensor_release(r->temporary[k]);
+  if (!rc) {
+    n = push_results(r, c, r->slot[0] ? r->slot[0] : first);
+    if (r->S->has_anchors && c->recorded) anchor_results(r, c, first, last, n);
+    eager_call_clear(c);
+  }
   if (r->in != r->small) mem_free(r->in);
+  return n;
 }
 
 int bind_call(State *S, lua_State *L, const Op *op, int first, bool into) {
   Reading r;
+  EagerCall c;
   char in_place[64];
-  int rc = begin(&r, S, L, op, first, into, in_place), n = -1;
-  EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes, .into = into && !rc ? r.in[0] : NULL};
+  int rc = begin(&r, S, L, op, first, into, in_place), last = lua_gettop(L);
+  c.op = op, c.in = r.in, c.n_in = r.n_in, c.args = r.args.bytes;
+  c.into = into && !rc ? r.in[0] : NULL;
   if (!rc) rc = eager_call(S->E, &c);
-  if (!rc) {
-    n = push_results(&r, &c, r.slot[0] ? r.slot[0] : first);
-    eager_call_clear(&c);
-  }
-  end(&r);
-  return n;
+  return end(&r, &c, first, last, rc);
 }
 
 int bind_with_call(State *S, lua_State *L, const Op *op, int first, int (*use)(void *ud, EagerCall *c), void *ud) {
   Reading r;
-  int rc = begin(&r, S, L, op, first, false, NULL), n = -1;
+  int rc = begin(&r, S, L, op, first, false, NULL), last = lua_gettop(L);
   EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes};
   if (!rc) rc = use(ud, &c);
-  if (!rc) {
-    n = push_results(&r, &c, r.slot[0] ? r.slot[0] : first);
-    eager_call_clear(&c);
-  }
-  end(&r);
-  return n;
+  return end(&r, &c, first, last, rc);
 }
 
 static int call_op(lua_State *L) {
@@ -378,7 +418,22 @@ static int call_op_into(lua_State *L) {
   const Op *op = lua_touserdata(L, lua_upvalueindex(2));
   int n = bind_call(S, L, op, 1, true);
   if (n < 0) return bind_raise(L);
+  bind_pay(S, L);
   return n;
+}
+
+static OpQuick quick_of(const Op *op) {
+  static const OpQuick never = {1, 0};
+  OpQuick q = {0, op->n_tensors};
+  if (op->n_lists || op->n_tensors > SMALL || !op->n_tensors) return never;
+  for (int i = 0; i < op->n_params; i++) {
+    const Param *p = &op->params[i];
+    bool required = !p->fallback && !p->optional, tensor = p->kind == PARAM_TENSOR;
+    if (p->kind == PARAM_GENERATOR || (required && !tensor) || (tensor && i >= op->n_tensors)) return never;
+    if (required) q.least = (uint8_t)(i + 1);
+    if (tensor && p->keyword_only && i < q.most) q.most = (uint8_t)i;
+  }
+  return q;
 }
 
 void bind_push_op(State *S, lua_State *L, const Op *op, bool into) {
@@ -422,6 +477,9 @@ static void bind_op(State *S, lua_State *L, const Op *op) {
 void bind_open_ops(State *S, lua_State *L) {
   static const struct { const char *event, *op; } operators[] = {
     {"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"}, {"__pow", "pow"}, {"__mod", "remainder"}};
+  S->quick = lua_newuserdata(L, sizeof *S->quick * (size_t)op_count);
+  luaL_ref(L, LUA_REGISTRYINDEX); /* lives as long as the state */
+  for (int i = 0; i < op_count; i++) S->quick[i] = quick_of(&op_table[i]);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->methods);
   lua_pushvalue(L, -2);
   for (int i = 0; i < op_count; i++) bind_op(S, L, &op_table[i]);

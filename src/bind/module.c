@@ -46,6 +46,7 @@ static State *state_create(lua_State *L) {
   if (S->context) context_retain(S->context);
   else S->context = context_create();
   if (S->context) S->E = eager_create(S->context);
+  S->L = L;
   if (!S->E) luaL_error(L, "moonflow: out of memory");
   lua_setfield(L, LUA_REGISTRYINDEX, state_key);
   return S;
@@ -78,9 +79,13 @@ static void preload(lua_State *L) {
 
 static void open_core(State *S, lua_State *L) {
   lua_newtable(L);
+  bind_open_handles(S, L);
   bind_open_tensor(S, L);
   bind_open_ops(S, L);
+  bind_open_lines(S, L);
   bind_open_grad(S, L);
+  bind_open_anchors(S, L);
+  bind_open_functions(S, L);
   bind_open_memory(S, L);
   bind_open_worker(S, L);
   bind_open_index(S, L);

@@ -83,6 +83,13 @@ int bind_read_device(State *S, lua_State *L, int index, const char *function, co
   return err_set(MF_EINVAL, "%s: %s must be a device such as 'cpu', is %s", function, arg, bind_describe(S, L, index, what, sizeof what));
 }
 
+/* Entry i of a list, at the top of the stack. */
+static int read_entry(lua_State *L, const char *function, const char *arg, int i, int64_t *out) {
+  char name[80];
+  snprintf(name, sizeof name, "%.60s[%d]", arg, i);
+  return bind_read_int(L, -1, function, name, out);
+}
+
 int bind_read_ints(lua_State *L, int index, const char *function, const char *arg, IntList *out) {
   enum { LIMIT = sizeof out->v / sizeof out->v[0] };
   if (lua_type(L, index) != LUA_TTABLE)
@@ -91,10 +98,11 @@ int bind_read_ints(lua_State *L, int index, const char *function, const char *ar
   if (n > LIMIT) return err_set(MF_EINVAL, "%s: %s has %zu entries, at most %d are possible", function, arg, n, (int)LIMIT);
   out->n = (int64_t)n;
   for (size_t i = 0; i < n; i++) {
-    char name[80];
-    snprintf(name, sizeof name, "%.60s[%zu]", arg, i + 1);
     lua_rawgeti(L, index, (int)i + 1);
-    int rc = bind_read_int(L, -1, function, name, &out->v[i]);
+    double v = lua_tonumber(L, -1);
+    int rc = 0;
+    if (lua_type(L, -1) == LUA_TNUMBER && v >= INT32_MIN && v <= INT32_MAX && v == (int32_t)v) out->v[i] = (int32_t)v;
+    else rc = read_entry(L, function, arg, (int)i + 1, &out->v[i]);
     lua_pop(L, 1);
     if (rc) return rc;
   }

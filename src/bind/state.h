@@ -1,35 +1,56 @@
 /* The binding's state in one Lua state, and the values it makes.
  *
- * Every C function of the binding is a closure whose first upvalue is the State. A function that holds resources does not raise: it returns a code,
- * cleans up, and only then calls bind_raise. Tensors on Lua's side are userdata of type Handle; the count of a handle is released by its
+ * Every C function of the binding is a closure whose first upvalue is the State. A function that
+ * holds resources does not raise: it returns a code, cleans up, and only then calls bind_raise.
+ * Tensors on Lua's side are userdata of type Handle; the count of a handle is released by its
  * collector, or at the end of the scope in which it was made. */
 #ifndef MF_BIND_STATE_H
 #define MF_BIND_STATE_H
 #include <lauxlib.h>
 #include <lua.h>
 
-#include "eager.h"
+#include "tape.h"
 #include "vec.h"
+
+typedef struct State State;
 
 /* The userdata of a tensor. `scope` is its place + 1 in State.scope, 0 when it is in none. */
 typedef struct Handle {
+  const State *tag; /* tells it from other userdata of the size */
   Tensor *t;        /* NULL: released with its scope */
   uint32_t scope;
 } Handle;
 
-typedef struct State {
-  lua_State *L;             /* on which the current backward pass runs */
+enum { LINE_HANDLES = 32 };
+
+struct State {
+  lua_State *L;             /* the coroutine that called in last */
   Eager *E;
   Context *context;
   VEC(Handle *) scope;      /* handles made since scopes began; NULL: collected or released */
   int scope_depth;
   int tensor_mt, dtype_mt, shape_mt, generator_mt; /* references in the registry */
-  int methods, handles, gradients, core;  /* tables: tensor methods; weak Tensor* -> userdata; gradient lines by op; the module */
-  bool closing;
-} State;
+  int methods, handles, core; /* tables: tensor methods; weak Tensor* -> userdata; the module */
+  struct OpQuick *quick;    /* by op; see call.c */
+  /* Gradient lines; see line.c. */
+  struct Line *line;        /* the one that runs; NULL: none */
+  int lines, line_run, line_o, line_shape, line_dtype; /* references */
+  int line_handle[LINE_HANDLES];
+  Handle *line_handles[LINE_HANDLES];
+  int line_used;
+  /* Hooks and functions; see anchor.c. */
+  bool has_anchors;         /* there was one, ever */
+  struct Pass *pass;        /* the pass with anchors that runs; NULL: none */
+  int anchor_pins, function_backward, hook_handle_mt; /* references */
+  int error;                /* reference: the error value with which a callback ended, or LUA_NOREF */
+  int traceback;            /* reference: the handler of bind_protected */
+  int wheres;               /* reference: lines of the user's program, for anomaly mode */
+};
 
 static inline State *bind_state(lua_State *L) {
-  return lua_touserdata(L, lua_upvalueindex(1));
+  State *S = lua_touserdata(L, lua_upvalueindex(1));
+  S->L = L;
+  return S;
 }
 
 /* Raises the current error text with the position of the Lua caller. */
@@ -37,16 +58,43 @@ int bind_raise(lua_State *L);
 /* The same with a text. */
 int bind_error(lua_State *L, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* "script.lua:12" of the innermost Lua function from `level` on that is not the library's own; false
+ * when there is none. */
+enum { BIND_WHERE_MAX = 120 };
+bool bind_where(lua_State *L, int level, char *buf, size_t n);
+
+/* -- Tensors ---------------------------------------------------------------------------------- */
+
 /* Pushes a tensor, taking one count (also on failure, which raises). NULL pushes nil. */
 void bind_push(State *S, lua_State *L, Tensor *t);
-/* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count of its own. */
+/* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count of
+ * its own. */
 void bind_push_shared(State *S, lua_State *L, Tensor *t);
+/* Makes the userdata at `index` the one that bind_push_shared finds. */
+void bind_share(State *S, lua_State *L, int index);
+
+/* The handle at an index or NULL; never raises. */
+static inline Handle *bind_to_handle(const State *S, lua_State *L, int index) {
+  Handle *h = lua_touserdata(L, index);
+  return h && lua_objlen(L, index) == sizeof *h && h->tag == S ? h : NULL;
+}
 /* The tensor at an index or NULL; never raises. Freed handles give NULL. */
-Tensor *bind_to_tensor(State *S, lua_State *L, int index);
+static inline Tensor *bind_to_tensor(const State *S, lua_State *L, int index) {
+  Handle *h = bind_to_handle(S, L, index);
+  return h ? h->t : NULL;
+}
 /* The tensor at an index; raises "FUNCTION: ARG must be a tensor, is ...". */
 Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg);
 
-/* -- Readers: one per kind of argument; 0 or a code with the text set ------------------------------------------------------------------ */
+/* Handles made from here on are released at the matching end, but for those at the n stack indices
+ * from `first`. */
+uint32_t bind_scope_begin(State *S);
+void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n);
+
+/* Pays what storages cost to Lua's collector, when enough has gathered. */
+void bind_pay(State *S, lua_State *L);
+
+/* -- Readers: one per kind of argument; 0 or a code with the text set -------------------------- */
 
 /* A whole number (a Lua number without fraction, |v| <= 2^53, or an int64 cdata). */
 int bind_read_int(lua_State *L, int index, const char *function, const char *arg, int64_t *out);
@@ -58,51 +106,65 @@ void bind_push_dtype(State *S, lua_State *L, int dtype);
 void bind_push_shape(State *S, lua_State *L, int ndim, const int64_t *shape);
 /* What a value is, for error texts: "nil", "a string", "a tensor (2, 3) of float32"; into buf. */
 const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n);
+/* The tensor at an index, or a new one of the number, boolean or nested table there (dtype
+ * DTYPE_NONE: as mf.tensor); counted. NULL with the error set. */
+Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype);
 
-/* The op with Lua's arguments from index `first` on; pushes the results and returns their number, or a negative value on failure (text set). */
+/* -- Calls ------------------------------------------------------------------------------------ */
+
+/* The op with Lua's arguments from index `first` on; pushes the results and returns their number, or
+ * a negative value on failure (text set). */
 int bind_call(State *S, lua_State *L, const Op *op, int first, bool into);
 
-/* The same with `use` in the place of the dispatcher: it leaves its outputs in the call, or returns a code. */
+/* The same with `use` in the place of the dispatcher: it leaves its outputs in the call, or returns a
+ * code. */
 int bind_with_call(State *S, lua_State *L, const Op *op, int first, int (*use)(void *ud, EagerCall *c), void *ud);
 /* Pushes the function of an op, or of its NAME_ form. */
 void bind_push_op(State *S, lua_State *L, const Op *op, bool into);
 /* The op whose function is at an index, and whether it is the NAME_ form; NULL for other values. */
 const Op *bind_op_of(lua_State *L, int index, bool *into);
 
-/* Pays what storages cost to Lua's collector, when enough has gathered. */
-void bind_pay(State *S, lua_State *L);
+/* Runs a function of Lua's for C: it and its n_in arguments are at the top. On failure MF_ELUA, and
+ * the error value, with a traceback if it is a string, waits for bind_raise_kept. */
+int bind_protected(State *S, lua_State *L, int n_in, int n_out);
+/* Raises what a callback raised when the code is MF_ELUA, else the current error text. */
+int bind_raise_kept(State *S, lua_State *L, int code);
 
-/* -- Scopes --------------------------------------------------------------------------------------------------------------------------- */
+/* -- Anchors: hooks and functions on the tape -------------------------------------------------- */
 
-/* Handles made from here on are released at the matching end, but for those at the n stack indices from `first`. */
-uint32_t bind_scope_begin(State *S);
-void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n);
+/* The value at `index` was made from those at the n indices from `first` (tensors, or tables of
+ * them), some anchored: hooks on what it was made from live as long as it. */
+void bind_anchor(State *S, lua_State *L, int index, int first, int n);
+/* Runs a pass whose roots are at the n indices from `first`, as bind_anchor takes them. */
+int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n);
 
-/* -- Parts of the module: each adds its functions to the module table at the top of the stack ------------------------------------------------- */
+/* -- Subscripts (index.c) ---------------------------------------------------------------------- */
+
+/* Stack (tensor, key); pushes the result. */
+int bind_index(lua_State *L);
+/* Stack (tensor, key, value). */
+int bind_newindex(lua_State *L);
+
+/* -- Parts of the module: each adds its functions to the module table at the top of the stack -- */
 
 /* Adds `name` as a closure over the state to the table at the top. */
 void bind_function(State *S, lua_State *L, const char *name, lua_CFunction f);
+void bind_open_handles(State *S, lua_State *L);
 void bind_open_tensor(State *S, lua_State *L);
 void bind_open_ops(State *S, lua_State *L);
+void bind_open_lines(State *S, lua_State *L);
 void bind_open_grad(State *S, lua_State *L);
+void bind_open_anchors(State *S, lua_State *L);
+void bind_open_functions(State *S, lua_State *L);
 void bind_open_memory(State *S, lua_State *L);
 void bind_open_worker(State *S, lua_State *L);
-/* The State of L, or NULL before require. */
-State *bind_find_state(lua_State *L);
-
-/* index.c: subscripts. bind_index: stack (tensor, key); pushes the result. bind_newindex: stack (tensor, key, value). */
-int bind_index(lua_State *L);
-int bind_newindex(lua_State *L);
-/* Others, where they exist: their files register themselves through these. */
 void bind_open_index(State *S, lua_State *L);
 void bind_open_print(State *S, lua_State *L);
 void bind_open_file(State *S, lua_State *L);
 void bind_open_values(State *S, lua_State *L);
 void bind_open_random(State *S, lua_State *L);
 void bind_open_table(State *S, lua_State *L);
-
-/* The tensor at an index, or a new one of the number, boolean or nested table there (dtype DTYPE_NONE: as mf.tensor); counted. NULL with the
- * error set. */
-Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype);
+/* The State of L, or NULL before require. */
+State *bind_find_state(lua_State *L);
 
 #endif

@@ -8,147 +8,6 @@
 
 #include "state.h"
 
-/* -- Errors ----------------------------------------------------------------------------------------------------------------- */
-
-/* Pushes "script.lua:12: " of the innermost Lua function that is not the library's own. */
-static void push_where(lua_State *L) {
-  lua_Debug frame;
-  for (int level = 1; lua_getstack(L, level, &frame); level++) {
-    lua_getinfo(L, "Sl", &frame);
-    if (frame.currentline <= 0 || !strncmp(frame.source, "=moonflow", 9)) continue;
-    lua_pushfstring(L, "%s:%d: ", frame.short_src, frame.currentline);
-    return;
-  }
-  lua_pushliteral(L, "");
-}
-
-int bind_raise(lua_State *L) {
-  push_where(L);
-  lua_pushstring(L, err_text());
-  lua_concat(L, 2);
-  return lua_error(L);
-}
-
-int bind_error(lua_State *L, const char *format, ...) {
-  va_list args;
-  push_where(L);
-  va_start(args, format);
-  lua_pushvfstring(L, format, args);
-  va_end(args);
-  lua_concat(L, 2);
-  return lua_error(L);
-}
-
-/* -- Handles ------------------------------------------------------------------------------------------------------------------ */
-
-void bind_push(State *S, lua_State *L, Tensor *t) {
-  if (!t) {
-    lua_pushnil(L);
-    return;
-  }
-  Handle *h = lua_newuserdata(L, sizeof *h);
-  h->t = t;
-  h->scope = 0;
-  lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
-  lua_setmetatable(L, -2);
-  if (S->scope_depth && vec_push(&S->scope, h)) h->scope = (uint32_t)S->scope.n;
-}
-
-void bind_push_shared(State *S, lua_State *L, Tensor *t) {
-  if (!t) {
-    lua_pushnil(L);
-    return;
-  }
-  lua_rawgeti(L, LUA_REGISTRYINDEX, S->handles);
-  if (t->registered) {
-    lua_pushlightuserdata(L, t);
-    lua_rawget(L, -2);
-    Handle *h = lua_touserdata(L, -1);
-    if (h && h->t == t) {
-      lua_remove(L, -2);
-      return;
-    }
-    lua_pop(L, 1);
-  }
-  int depth = S->scope_depth;
-  S->scope_depth = 0; /* it outlives the scope: C keeps it */
-  bind_push(S, L, tensor_retain(t));
-  S->scope_depth = depth;
-  lua_pushlightuserdata(L, t);
-  lua_pushvalue(L, -2);
-  lua_rawset(L, -4);
-  t->registered = true;
-  lua_remove(L, -2);
-}
-
-/* Makes the userdata at `index` the one that bind_push_shared finds. */
-static void share_handle(State *S, lua_State *L, int index, Tensor *t) {
-  lua_rawgeti(L, LUA_REGISTRYINDEX, S->handles);
-  lua_pushlightuserdata(L, t);
-  lua_pushvalue(L, index);
-  lua_rawset(L, -3);
-  lua_pop(L, 1);
-  t->registered = true;
-}
-
-Tensor *bind_to_tensor(State *S, lua_State *L, int index) {
-  if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index)) return NULL;
-  lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
-  bool same = lua_rawequal(L, -1, -2);
-  lua_pop(L, 2);
-  return same ? ((Handle *)lua_touserdata(L, index))->t : NULL;
-}
-
-Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg) {
-  char what[160];
-  Tensor *t = bind_to_tensor(S, L, index);
-  if (!t) bind_error(L, "%s: %s must be a tensor, is %s", function, arg, bind_describe(S, L, index, what, sizeof what));
-  return t;
-}
-
-static int handle_gc(lua_State *L) {
-  State *S = bind_state(L);
-  Handle *h = lua_touserdata(L, 1);
-  if (h->scope && h->scope <= S->scope.n) S->scope.at[h->scope - 1] = NULL;
-  tensor_release(h->t);
-  h->t = NULL;
-  return 0;
-}
-
-uint32_t bind_scope_begin(State *S) {
-  S->scope_depth++;
-  return (uint32_t)S->scope.n;
-}
-
-void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n) {
-  S->scope_depth--;
-  size_t kept = mark;
-  for (size_t i = mark; i < S->scope.n; i++) {
-    Handle *h = S->scope.at[i];
-    if (!h) continue;
-    bool keep = false;
-    for (int k = 0; k < n && !keep; k++) keep = lua_touserdata(L, first + k) == h;
-    if (keep && S->scope_depth) { /* now of the scope around */
-      S->scope.at[kept++] = h;
-      h->scope = (uint32_t)kept;
-      continue;
-    }
-    h->scope = 0;
-    if (keep) continue;
-    tensor_release(h->t);
-    h->t = NULL;
-  }
-  S->scope.n = kept;
-}
-
-void bind_pay(State *S, lua_State *L) {
-  enum { BATCH = 64 << 20 };
-  int_fast64_t charged = atomic_load_explicit(&S->context->charged, memory_order_relaxed);
-  if (charged < BATCH) return;
-  atomic_fetch_sub_explicit(&S->context->charged, charged, memory_order_relaxed);
-  lua_gc(L, LUA_GCSTEP, (int)(charged >> 10 < 1 << 21 ? charged >> 10 : 1 << 21));
-}
-
 /* -- Values of other kinds ------------------------------------------------------------------------------------------------------ */
 
 void bind_push_dtype(State *S, lua_State *L, int dtype) {
@@ -205,9 +64,11 @@ static int shape_eq(lua_State *L) {
 
 /* -- Properties ------------------------------------------------------------------------------------------------------------------ */
 
-/* x.data: the same memory without the tape. */
-static Tensor *detached(Tensor *t) {
-  return tensor_alias(t);
+/* x.data: the same memory without the tape, writes to which are not counted. */
+static Tensor *data_of(Tensor *t) {
+  Tensor *d = tensor_alias(t);
+  if (d) d->uncounted = true;
+  return d;
 }
 
 static void push_device(State *S, lua_State *L, const Tensor *t) {
@@ -223,7 +84,7 @@ static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {
       if (!strcmp(key, "dtype")) return bind_push_dtype(S, L, t->m.dtype), 1;
       if (!strcmp(key, "device")) return push_device(S, L, t), 1;
       if (!strcmp(key, "data")) {
-        Tensor *d = detached(t);
+        Tensor *d = data_of(t);
         if (!d) return bind_raise(L);
         return bind_push(S, L, d), 1;
       }
@@ -234,7 +95,7 @@ static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {
         Node *n;
         int output;
         if (tape_node(S->E, t, &n, &output)) return bind_raise(L);
-        if (n) lua_pushstring(L, n->op ? n->op->name : n->inner && n->inner->op ? n->inner->op->name : "view");
+        if (n) lua_pushstring(L, tape_node_name(n));
         else lua_pushnil(L);
         return 1;
       }
@@ -290,12 +151,12 @@ static int set_grad(State *S, lua_State *L, Tensor *t) {
   tensor_retain(g);
   tensor_release(ag->grad);
   ag->grad = g;
-  if (g) share_handle(S, L, 3, g);
+  if (g) bind_share(S, L, 3);
   return 0;
 }
 
+/* t is the tensor at index 1. */
 static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
-  (void)S;
   if (on && !dtype_is_float((DType)t->m.dtype))
     return bind_error(L, "requires_grad: only float tensors have gradients, this is %s", dtype_name((DType)t->m.dtype));
   if (!on && !tensor_is_leaf(t)) return bind_error(L, "requires_grad: only a leaf can be told to need none; use :detach()");
@@ -303,6 +164,7 @@ static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
   Autograd *ag = tensor_autograd(t);
   if (!ag) return bind_raise(L);
   ag->requires_grad = on;
+  if (on && !t->registered) bind_share(S, L, 1);
   return 0;
 }
 
@@ -343,7 +205,7 @@ static Tensor *self(lua_State *L, const char *name) {
 }
 
 static int method_detach(lua_State *L) {
-  Tensor *t = detached(self(L, "detach"));
+  Tensor *t = tensor_alias(self(L, "detach"));
   if (!t) return bind_raise(L);
   bind_push(bind_state(L), L, t);
   return 1;
@@ -359,7 +221,7 @@ static int method_requires_grad_(lua_State *L) {
 static int method_retain_grad(lua_State *L) {
   Tensor *t = self(L, "retain_grad");
   if (!tensor_requires_grad(t)) return bind_error(L, "retain_grad: the tensor does not require a gradient");
-  if (!tensor_is_leaf(t)) t->ag->retain_grad = true;
+  if (tape_retain_grad(bind_state(L)->E, t)) return bind_raise(L);
   lua_settop(L, 1);
   return 1;
 }
@@ -507,25 +369,15 @@ void bind_open_tensor(State *S, lua_State *L) {
   S->methods = luaL_ref(L, LUA_REGISTRYINDEX);
   lua_pushvalue(L, -1);
   lua_setfield(L, -3, "Tensor"); /* mf.Tensor: the table of methods, to which composed ops are added */
-  lua_newtable(L); /* metatable */
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
   lua_pushlightuserdata(L, S);
   lua_pushvalue(L, -3);
   lua_pushcclosure(L, tensor_index, 2);
   lua_setfield(L, -2, "__index");
   bind_function(S, L, "__newindex", tensor_newindex);
-  bind_function(S, L, "__gc", handle_gc);
   bind_function(S, L, "__unm", tensor_unm);
   bind_function(S, L, "__eq", tensor_eq);
   bind_function(S, L, "__len", tensor_len);
-  lua_pushliteral(L, "Tensor");
-  lua_setfield(L, -2, "__metatable");
-  S->tensor_mt = luaL_ref(L, LUA_REGISTRYINDEX);
-  lua_pop(L, 1);
-  lua_newtable(L); /* Tensor* -> userdata, weak values */
-  lua_newtable(L);
-  lua_pushliteral(L, "v");
-  lua_setfield(L, -2, "__mode");
-  lua_setmetatable(L, -2);
-  S->handles = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_pop(L, 2);
   bind_function(S, L, "is_tensor", is_tensor);
 }

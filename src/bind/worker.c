@@ -200,11 +200,8 @@ static int end_receive(lua_State *L) {
   lua_pushlstring(L, m->bytes, m->n);
   lua_createtable(L, m->n_tensors, 0);
   for (int i = 0; i < m->n_tensors; i++) {
-    Tensor *t = tensor_new();
-    if (!t) return bind_error(L, "worker: out of memory");
-    t->m = m->tensors[i].m;
-    t->storage = m->tensors[i].storage;
-    storage_retain(t->storage);
+    Tensor *t = tensor_adopt(S->E, m->tensors[i].storage, &m->tensors[i].m);
+    if (!t) return bind_raise(L);
     bind_push(S, L, t);
     lua_rawseti(L, -2, i + 1);
   }

@@ -12,7 +12,6 @@ enum { CONTEXT_DEVICE_TYPES = 3 };
 struct Context {
   atomic_int refs;
   atomic_bool interrupted;          /* set from a signal handler; tested by the dispatcher, cleared by who reports it */
-  atomic_int_fast64_t charged;      /* bytes of storages made since the last payment to a collector */
   int isa;                          /* which of the op tables suits this CPU; see op.h */
   Device *devices[CONTEXT_DEVICE_TYPES]; /* by DeviceType, device 0; NULL where there is none */
 };

@@ -1,5 +1,7 @@
-/* Storages. Small ones (scalars, shapes, biases) lie in one block with their data, since a pair of calls to malloc would cost more
- * than the op that fills them. Each byte made is charged to the context, whose Lua states pay it to their collectors. */
+/* Storages: where the data of a tensor lies, and who gives it back.
+ *
+ * Small data (scalars, shapes, biases) lie in the block of the storage itself, since a pair of
+ * calls to an allocator would cost more than the op that fills them. */
 #include <stdio.h>
 
 #include "context.h"
@@ -7,65 +9,48 @@
 #include "mem.h"
 #include "storage.h"
 
-enum { SMALL_BYTES = 512, ALIGN = 64 };
-
-static void *aligned(void *p) {
-  return (void *)(((uintptr_t)p + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
-}
-
-static Storage *storage_init(Storage *s, Device *d, void *data, size_t bytes, Stream *stream) {
+static void storage_init(Storage *s, Device *d, void *data, size_t bytes, Stream *stream) {
   atomic_init(&s->refs, 1);
   atomic_init(&s->version, 0);
+  atomic_init(&s->writer, 0);
   atomic_init(&s->freed, false);
-  s->small = false;
+  atomic_store_explicit(&s->living, STORAGE_NEIGHBOUR | STORAGE_USERS, memory_order_relaxed);
+  s->inside = false;
   s->device = d;
   s->stream = stream;
   s->data = data;
   s->bytes = bytes;
   s->foreign_release = NULL;
   s->owner = NULL;
-  return s;
 }
 
-Storage *storage_create(Device *d, size_t bytes, Stream *stream) {
-  atomic_fetch_add_explicit(&d->context->charged, (int_fast64_t)bytes + 256, memory_order_relaxed);
-  if (!d->api->has_data || bytes <= SMALL_BYTES) {
-    size_t room = d->api->has_data ? bytes + ALIGN : 0;
-    Storage *s = mem_alloc(sizeof *s + room);
-    if (!s) return NULL;
-    storage_init(s, d, room ? aligned(s + 1) : NULL, bytes, stream)->small = true;
-    return s;
-  }
-  Storage *s = mem_alloc(sizeof *s);
-  if (!s) return NULL;
-  void *data = d->api->alloc(d, bytes, stream);
-  if (!data) {
-    mem_free(s);
-    return NULL;
-  }
-  return storage_init(s, d, data, bytes, stream);
+bool storage_open(Storage *s, Device *d, size_t bytes, size_t room, Stream *stream) {
+  void *data = s + 1;
+  bool inside = bytes <= room || !d->api->has_data;
+  if (!inside && !(data = d->api->alloc(d, bytes, stream))) return false;
+  storage_init(s, d, d->api->has_data ? data : NULL, bytes, stream);
+  s->inside = inside;
+  return true;
 }
 
-Storage *storage_wrap(Device *d, void *data, size_t bytes, void (*release)(void *), void *owner) {
-  Storage *s = mem_alloc(sizeof *s);
-  if (!s) return NULL;
+void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void (*release)(void *),
+                          void *owner) {
   storage_init(s, d, data, bytes, NULL);
   s->foreign_release = release;
   s->owner = owner;
-  return s;
 }
 
 int storage_explain(Device *d, size_t bytes) {
   DeviceStats m = device_stats(d);
   char limit[40] = "none";
   if (m.limit) snprintf(limit, sizeof limit, "%zu", m.limit);
-  return err_set(MF_ENOMEM, "out of memory on %s: requested %zu bytes, in use %zu, cached %zu, limit %s", d->api->name, bytes,
-                 m.in_use, m.cached, limit);
+  return err_set(MF_ENOMEM, "out of memory on %s: requested %zu bytes, in use %zu, cached %zu, limit %s",
+                 d->api->name, bytes, m.in_use, m.cached, limit);
 }
 
 static void data_release(Storage *s) {
   if (s->foreign_release) s->foreign_release(s->owner);
-  else if (!s->small && s->data) s->device->api->release(s->device, s->data, s->bytes, s->stream);
+  else if (!s->inside) s->device->api->release(s->device, s->data, s->bytes, s->stream);
   s->data = NULL;
   s->foreign_release = NULL;
 }
@@ -74,8 +59,14 @@ void storage_free_now(Storage *s) {
   if (!atomic_exchange(&s->freed, true)) data_release(s);
 }
 
+void storage_close(Storage *s) {
+  if (!storage_is_freed(s)) data_release(s);
+}
+
 void storage_release(Storage *s) {
-  if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
-  if (!atomic_load(&s->freed)) data_release(s);
-  mem_free(s);
+  bool only = atomic_load_explicit(&s->refs, memory_order_acquire) == 1;
+  if (!only && atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+  storage_close(s);
+  unsigned char living = (unsigned char)~STORAGE_USERS;
+  if (atomic_fetch_and_explicit(&s->living, living, memory_order_acq_rel) == STORAGE_USERS) mem_free(s);
 }

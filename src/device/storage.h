@@ -1,4 +1,8 @@
-/* The memory of tensors: counted, shared by views and by Lua states; count and version are atomic. */
+/* The memory of tensors: counted, shared by views and by Lua states; count and version are atomic.
+ *
+ * A Storage is part of a larger block: of the tensor for which it was made (eager/tensor.c). The
+ * block's memory goes back when both are gone, the tensor and the storage's last user, which may
+ * be another tensor and in another thread. */
 #ifndef MF_STORAGE_H
 #define MF_STORAGE_H
 #include <stdatomic.h>
@@ -10,35 +14,53 @@
 
 typedef struct Storage {
   atomic_int refs;
-  atomic_uint version;  /* counts writes, for the tape */
-  atomic_bool freed;    /* by the user; `data` is NULL then */
-  bool small;           /* data lies behind this structure */
+  atomic_uint version;          /* counts writes, for the tape */
+  _Atomic uint16_t writer;      /* who wrote last, as storage_written was told; 0: nobody */
+  atomic_bool freed;            /* by the user; `data` is NULL then */
+  atomic_uchar living;          /* StorageLife: what of the block is in use */
+  bool inside;                  /* data lies in the block */
   Device *device;
-  Stream *stream;       /* on which it was made; NULL: memory of somebody else */
+  Stream *stream;               /* on which it was made; NULL: memory of somebody else */
   void *data;
   size_t bytes;
   void (*foreign_release)(void *owner); /* for memory of somebody else */
   void *owner;
 } Storage;
 
-/* NULL when there is no memory; storage_explain then writes the error. The first count belongs to the caller. */
-Storage *storage_create(Device *d, size_t bytes, Stream *s);
+typedef enum StorageLife { STORAGE_NEIGHBOUR = 1, STORAGE_USERS = 2 } StorageLife;
+
+enum { STORAGE_ALIGN = 64 };
+
+/* Makes the storage that lies at the start of a block of mem_aligned. Data of up to `room` bytes
+ * lie right behind it, aligned to STORAGE_ALIGN. False when there is no memory; storage_explain
+ * then writes the error. The first count belongs to the caller. */
+bool storage_open(Storage *s, Device *d, size_t bytes, size_t room, Stream *stream);
 /* Memory of somebody else; release(owner) is called once when the last user is gone. */
-Storage *storage_wrap(Device *d, void *data, size_t bytes, void (*release)(void *), void *owner);
+void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void (*release)(void *), void *owner);
 /* "out of memory: requested ..., in use ..., cached ..., limit ..." as err_set; returns MF_ENOMEM. */
 int storage_explain(Device *d, size_t bytes);
 void storage_release(Storage *s);
 /* Gives the memory back now; later use of any view is an error. */
 void storage_free_now(Storage *s);
+/* The same, for the last user when it has the block for itself. */
+void storage_close(Storage *s);
 
 static inline void storage_retain(Storage *s) {
   atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
 }
-static inline void storage_touch(Storage *s) {
+/* Counts a write; `writer` is a number that the caller can name later. */
+static inline void storage_written(Storage *s, unsigned writer) {
   atomic_fetch_add_explicit(&s->version, 1, memory_order_relaxed);
+  atomic_store_explicit(&s->writer, (uint16_t)writer, memory_order_relaxed);
+}
+static inline void storage_touch(Storage *s) {
+  storage_written(s, 0);
 }
 static inline unsigned storage_version(Storage *s) {
   return atomic_load_explicit(&s->version, memory_order_relaxed);
+}
+static inline bool storage_is_freed(Storage *s) {
+  return atomic_load_explicit(&s->freed, memory_order_relaxed);
 }
 
 #endif

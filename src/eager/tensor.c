@@ -1,95 +1,146 @@
-/* Tensor handles: making, counting, reading one element. */
+/* Tensor handles: making, counting, reading one element.
+ *
+ * A tensor and the storage made for it lie in one block, with room for small data between them, so
+ * that a scalar or a bias costs one block from the pool and no call to an allocator. The storage may
+ * outlive its tensor (a view is left) or die before it (`t.data = other`); the block goes back when
+ * both are gone: to the pool by the tensor, or to the C library by the storage's last user. */
 #include <string.h>
 
-#include "eager.h"
-#include "mem.h"
+#include "sparse.h"
+#include "tape.h"
 
-Tensor *tensor_new(void) {
-  Tensor *t = mem_alloc(sizeof *t);
-  if (!t) return NULL;
+enum { ROOM = 64 };
+
+typedef struct Block {
+  Storage storage;
+  char room[ROOM] __attribute__((aligned(STORAGE_ALIGN)));
+  Tensor tensor;
+} Block;
+
+_Static_assert(sizeof(Storage) == STORAGE_ALIGN, "small data lie right behind their storage");
+
+static Block *block_of(const Tensor *t) {
+  return (Block *)((char *)(uintptr_t)t - offsetof(Block, tensor));
+}
+
+Tensor *tensor_new(Eager *E) {
+  Block *b = pool_take(&E->pool, sizeof *b);
+  if (!b) {
+    err_set(MF_ENOMEM, "out of memory");
+    return NULL;
+  }
+  atomic_store_explicit(&b->storage.living, STORAGE_NEIGHBOUR, memory_order_relaxed);
+  Tensor *t = &b->tensor;
   t->refs = 1;
-  t->anchored = t->registered = false;
+  t->anchored = t->pinned = t->registered = t->uncounted = t->blind = false;
+  t->E = E;
   t->storage = NULL;
   t->ag = NULL;
   t->row_ids = t->row_values = NULL;
+  E->tensors++;
   return t;
 }
 
-Tensor *tensor_retain(Tensor *t) {
-  if (t) t->refs++;
-  return t;
-}
-
-static void autograd_free(Autograd *ag) {
-  if (ag->accumulate) ag->accumulate->leaf = NULL;
-  tensor_release(ag->grad);
-  tensor_release(ag->base);
-  tape_node_release(ag->node);
-  mem_free(ag);
+/* Releases t's storage; whether t's block is free then. */
+static bool storage_gone(Block *b, Storage *s) {
+  atomic_uchar *living = &b->storage.living;
+  if (s == &b->storage && atomic_load_explicit(&s->refs, memory_order_acquire) == 1) {
+    storage_close(s);
+    return true;
+  }
+  if (s) storage_release(s);
+  if (atomic_load_explicit(living, memory_order_acquire) == STORAGE_NEIGHBOUR) return true;
+  unsigned char rest = (unsigned char)~STORAGE_NEIGHBOUR;
+  return atomic_fetch_and_explicit(living, rest, memory_order_acq_rel) == STORAGE_NEIGHBOUR;
 }
 
 void tensor_release(Tensor *t) {
   if (!t || --t->refs > 0) return;
-  if (t->ag) autograd_free(t->ag);
-  if (t->storage) storage_release(t->storage);
-  tensor_release(t->row_ids);
-  tensor_release(t->row_values);
-  mem_free(t);
-}
-
-Autograd *tensor_autograd(Tensor *t) {
-  if (!t->ag && !(t->ag = mem_zalloc(sizeof *t->ag))) err_set(MF_ENOMEM, "out of memory");
-  return t->ag;
-}
-
-bool tensor_requires_grad(const Tensor *t) {
-  const Autograd *ag = t->ag;
-  if (!ag) return false;
-  return ag->requires_grad || ag->node || (ag->base && ag->base->ag && ag->base->ag->history != ag->history);
-}
-
-bool tensor_is_leaf(const Tensor *t) {
-  return !t->ag || !(t->ag->node || (t->ag->base && t->ag->base->ag && t->ag->base->ag->history != t->ag->history));
-}
-
-Tensor *tensor_create(Eager *E, DType dtype, int ndim, const int64_t *shape, int device) {
-  Tensor *t = tensor_new();
-  if (!t) {
-    err_set(MF_ENOMEM, "out of memory");
-    return NULL;
+  Eager *E = t->E;
+  Block *b = block_of(t);
+  if (t->pinned && E->owner.unpin) E->owner.unpin(E->owner.ud, t);
+  if (t->ag) tensor_autograd_free(t);
+  if (!t->storage) {
+    tensor_release(t->row_ids);
+    tensor_release(t->row_values);
   }
-  memset(&t->m, 0, offsetof(Meta, shape));
+  if (storage_gone(b, t->storage)) pool_give(&E->pool, b, sizeof *b);
+  if (--E->tensors == 0 && E->closed) eager_free(E);
+}
+
+int tensor_allocate(Tensor *t) {
+  Eager *E = t->E;
+  Device *d = E->context->devices[t->m.device];
+  if (!d) return err_set(MF_EINVAL, "there is no such device");
+  size_t bytes = (size_t)meta_numel(&t->m) * dtype_size((DType)t->m.dtype);
+  Storage *s = &block_of(t)->storage;
+  E->charged += (int64_t)(bytes + sizeof(Block));
+  Stream *stream = E->streams[t->m.device];
+  if (!storage_open(s, d, bytes, ROOM, stream)) {
+    if (!E->owner.reclaim) return storage_explain(d, bytes);
+    E->owner.reclaim(E->owner.ud);
+    d->api->empty_cache(d);
+    if (!storage_open(s, d, bytes, ROOM, stream)) return storage_explain(d, bytes);
+  }
+  t->storage = s;
+  return 0;
+}
+
+static void set_contiguous(Tensor *t, DType dtype, int ndim, const int64_t *shape, int device) {
   t->m.ndim = (int8_t)ndim;
   t->m.dtype = (uint8_t)dtype;
   t->m.device = (uint8_t)device;
+  t->m.number = false;
+  t->m.offset = 0;
   if (ndim) memcpy(t->m.shape, shape, sizeof(int64_t) * (size_t)ndim);
   shape_contiguous(ndim, shape, t->m.stride);
-  Device *d = E->context->devices[device];
-  size_t bytes = (size_t)meta_numel(&t->m) * dtype_size(dtype);
-  t->storage = storage_create(d, bytes, E->streams[device]);
-  if (t->storage) return t;
+}
+
+Tensor *tensor_create(Eager *E, DType dtype, int ndim, const int64_t *shape, int device) {
+  Tensor *t = tensor_new(E);
+  if (!t) return NULL;
+  set_contiguous(t, dtype, ndim, shape, device);
+  if (!tensor_allocate(t)) return t;
   tensor_release(t);
-  storage_explain(d, bytes);
   return NULL;
 }
 
+Tensor *tensor_wrap(Eager *E, DType dtype, int ndim, const int64_t *shape, void *data,
+                    void (*release)(void *), void *owner) {
+  Tensor *t = tensor_new(E);
+  if (!t) return NULL;
+  set_contiguous(t, dtype, ndim, shape, DEVICE_CPU);
+  size_t bytes = (size_t)meta_numel(&t->m) * dtype_size(dtype);
+  t->storage = &block_of(t)->storage;
+  storage_open_foreign(t->storage, E->context->devices[DEVICE_CPU], data, bytes, release, owner);
+  return t;
+}
+
+static void copy_meta(Meta *to, const Meta *from) {
+  memcpy(to, from, offsetof(Meta, shape));
+  for (int d = 0; d < from->ndim; d++) to->shape[d] = from->shape[d], to->stride[d] = from->stride[d];
+}
+
+Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m) {
+  Tensor *t = tensor_new(E);
+  if (!t) return NULL;
+  copy_meta(&t->m, m);
+  t->storage = storage;
+  storage_retain(storage);
+  return t;
+}
+
 Tensor *tensor_alias(const Tensor *t) {
-  Tensor *a = tensor_new();
-  if (!a) {
-    err_set(MF_ENOMEM, "out of memory");
-    return NULL;
-  }
-  a->m = t->m;
-  a->storage = t->storage;
-  if (a->storage) storage_retain(a->storage);
-  a->row_ids = tensor_retain(t->row_ids);
-  a->row_values = tensor_retain(t->row_values);
+  if (tensor_is_rows(t)) return sparse_new(t->row_ids, t->row_values, t->m.shape[0]);
+  Tensor *a = tensor_adopt(t->E, t->storage, &t->m);
+  if (a) a->uncounted = t->uncounted;
   return a;
 }
 
 Tensor *tensor_number(Eager *E, double value) {
   bool whole = value >= -9007199254740992.0 && value <= 9007199254740992.0 && value == (double)(int64_t)value;
-  Tensor *t = tensor_create(E, whole ? I64 : F64, 0, NULL, DEVICE_CPU);
+  static const int64_t none[1];
+  Tensor *t = tensor_create(E, whole ? I64 : F64, 0, none, DEVICE_CPU);
   if (!t) return NULL;
   t->m.number = true;
   if (whole) *(int64_t *)t->storage->data = (int64_t)value;
@@ -107,10 +158,11 @@ View tensor_view(const Tensor *t) {
 int tensor_item(const Tensor *t, double *f, int64_t *i) {
   char shape[SHAPE_TEXT_MAX];
   if (meta_numel(&t->m) != 1)
-    return err_set(MF_EINVAL, "item: a tensor of one element is needed, this has shape %s", shape_text(t->m.ndim, t->m.shape, shape));
+    return err_set(MF_EINVAL, "item: a tensor of one element is needed, this has shape %s",
+                   shape_text(t->m.ndim, t->m.shape, shape));
   if (!t->storage) return err_set(MF_EINVAL, "item: a row-sparse tensor has no single element");
   if (!tensor_has_data(t)) return err_set(MF_EINVAL, "item: a tensor on the meta device has no data");
-  if (atomic_load_explicit(&t->storage->freed, memory_order_relaxed)) return err_set(MF_EFREED, "item: the tensor was freed");
+  if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "item: the tensor was freed");
   if (f) *f = dtype_get_f64((DType)t->m.dtype, tensor_data(t));
   if (i) *i = dtype_get_i64((DType)t->m.dtype, tensor_data(t));
   return 0;

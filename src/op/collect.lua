@@ -322,7 +322,7 @@ for index, op in ipairs(ops) do
   local name = op.name
   for k = 1, #op.text do hash = (hash * 33 + op.text:byte(k)) % 2 ^ 48 end
   ids[#ids + 1] = ('  OP_%s = %d,'):format(name, index - 1)
-  local body, inits, params, n_tensors, n_mutated = {}, {}, {}, 0, 0
+  local body, inits, params, n_tensors, n_mutated, n_lists = {}, {}, {}, 0, 0, 0
   local requires_grad = '-1'
   for _, p in ipairs(op.params) do
     local member, init = members(p)
@@ -338,6 +338,7 @@ for index, op in ipairs(ops) do
     if p.kind == 'PARAM_TENSOR' then
       n_tensors = n_tensors + 1
       if p.mutated then n_mutated = n_mutated + 1 end
+      if p.list then n_lists = n_lists + 1 end
     end
     if p.name == 'requires_grad' then requires_grad = where end
   end
@@ -361,8 +362,8 @@ for index, op in ipairs(ops) do
     t[#t + 1] = ('extern const OpSpec op_%s__%s;'):format(name, isa)
     specs[#specs + 1] = ('&op_%s__%s'):format(name, isa)
   end
-  rows[#rows + 1] = ('  {"%s", %d, {%s}, %s, %d, %d, %d, %d, %s, sizeof(struct %s_args), %s, &%s_defaults, %s, %d,\n   %s},'):format(
-    name, index - 1, table.concat(specs, ', '), #params > 0 and name .. '_params' or 'NULL', #params, n_tensors, n_mutated, op.n_outputs,
+  rows[#rows + 1] = ('  {"%s", %d, {%s}, %s, %d, %d, %d, %d, %d, %s, sizeof(struct %s_args), %s, &%s_defaults, %s, %d,\n   %s},'):format(
+    name, index - 1, table.concat(specs, ', '), #params > 0 and name .. '_params' or 'NULL', #params, n_tensors, n_mutated, n_lists, op.n_outputs,
     op.outputs and #op.outputs > 0 and name .. '_outputs' or 'NULL', name, requires_grad, name, #op.grads > 0 and name .. '_grads' or 'NULL', #op.grads,
     c_string(op.doc))
 end

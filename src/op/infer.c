@@ -225,8 +225,20 @@ DType op_promote_views(int n, const View *v) {
 
 /* -- Pointwise -------------------------------------------------------------------------------------------------------------- */
 
+/* Whether all inputs are alike: one float dtype and shape, dense, no numbers. Most calls are. */
+static bool are_alike(Infer *I) {
+  const Meta *x = I->in[0];
+  if (x->number || !dtype_is_float(x->dtype) || !meta_is_contiguous(x)) return false;
+  for (int k = 1; k < I->n_in; k++) {
+    const Meta *y = I->in[k];
+    if (y->dtype != x->dtype || y->number || !shape_equal(y->ndim, y->shape, x->ndim, x->shape)) return false;
+  }
+  return true;
+}
+
 int pointwise_infer(Infer *I) {
   int flags = I->op->spec[0]->flags, ndim = 0;
+  if (are_alike(I) && !(flags & (OP_INT_ONLY | OP_BOOL_OUT))) return infer_shape(I, I->in[0]->dtype, I->in[0]->ndim, I->in[0]->shape);
   int64_t shape[MF_MAX_DIMS];
   for (int k = 0; k < I->n_in; k++) {
     char have[SHAPE_TEXT_MAX], got[SHAPE_TEXT_MAX], name[64];

@@ -7,7 +7,7 @@
 #include "block.h"
 #include "thread.h"
 
-enum { PW_GRAIN = 1 << 15, PW_PAD = 16 };
+enum { PW_GRAIN = 1 << 15, PW_PAD = 16, PW_SMALL = 128 };
 
 typedef enum PwKind { PW_FLAT, PW_CONSTANT, PW_GATHER } PwKind;
 
@@ -26,13 +26,13 @@ static inline size_t pw_class_size(PointwiseClass c) {
   return c == PW_F32 ? 4 : 8;
 }
 
-/* Fills a constant operand's block. */
-static void pw_fill(const PwJob *j, int k, BlockBuffer *buffer) {
-  j->convert[k](1, j->walk.data[k], 1, buffer);
-  if (j->cls == PW_F32)
-    for (int i = 1; i < BLOCK; i++) buffer->f32[i] = buffer->f32[0];
+/* Fills n elements of a block with the one at `from`. */
+static inline void pw_fill(BlockConvert *convert, PointwiseClass cls, const void *from, int64_t n, BlockBuffer *buffer) {
+  convert(1, from, 1, buffer);
+  if (cls == PW_F32)
+    for (int64_t i = 1; i < n; i++) buffer->f32[i] = buffer->f32[0];
   else
-    for (int i = 1; i < BLOCK; i++) buffer->i64[i] = buffer->i64[0];
+    for (int64_t i = 1; i < n; i++) buffer->i64[i] = buffer->i64[0];
 }
 
 /* One block of n <= BLOCK elements from `first`. */
@@ -70,7 +70,7 @@ static void pw_range(int64_t begin, int64_t end, void *arg) {
     return;
   }
   for (int k = 1; k < j->walk.n; k++)
-    if (j->kind[k] == PW_CONSTANT) pw_fill(j, k, &buffers[k]);
+    if (j->kind[k] == PW_CONSTANT) pw_fill(j->convert[k], j->cls, j->walk.data[k], BLOCK, &buffers[k]);
   for (int64_t i = begin; i < end; i += BLOCK) pw_block(j, i, end - i < BLOCK ? end - i : BLOCK, buffers);
 }
 
@@ -81,8 +81,44 @@ static void block_copy_u8(int64_t n, const void *from, int64_t step, void *to) {
   for (int64_t i = 0; i < n; i++) dst[i * step] = src[i];
 }
 
+/* Whether the operand is n elements one behind the other, in the order of every other such operand: it
+ * broadcasts to n elements, so only dims of size 1 may differ. */
+static inline bool pw_is_plain(const View *v, int64_t n) {
+  return view_numel(v) == n && view_is_contiguous(v);
+}
+
+/* One block at most, plain operands and single elements: without the general walk, which costs more than
+ * the arithmetic. False when the operands are not so. */
+static bool pw_small(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+  int64_t n = view_numel(out), padded = (n + PW_PAD - 1) & ~(int64_t)(PW_PAD - 1);
+  size_t size = pw_class_size(cls), out_size = bool_out ? 1 : size;
+  const void *data[WALK_OPERANDS];
+  BlockBuffer buffers[WALK_OPERANDS];
+  bool native = bool_out ? out->dtype == BOOL : block_is_native((DType)out->dtype, cls);
+  if (n > PW_SMALL || !native || !view_is_contiguous(out)) return false;
+  for (int k = 0; k < n_in; k++) {
+    bool single = view_numel(&in[k]) == 1;
+    data[k] = &buffers[k + 1];
+    if (!single && (!block_is_native((DType)in[k].dtype, cls) || !pw_is_plain(&in[k], n))) return false;
+    if (single) {
+      pw_fill(block_loads[cls][in[k].dtype], cls, in[k].data, padded, &buffers[k + 1]);
+    } else if (padded == n) {
+      data[k] = in[k].data;
+    } else {
+      char *to = (char *)&buffers[k + 1];
+      memset(to + (size_t)(padded - PW_PAD) * size, 0, PW_PAD * size);
+      memcpy(to, in[k].data, (size_t)n * size);
+    }
+  }
+  void *to = padded == n ? out->data : &buffers[0];
+  fn(padded, args, data, to);
+  if (padded != n) memcpy(out->data, to, (size_t)n * out_size);
+  return true;
+}
+
 /* Runs `fn` of class `cls`, which writes bool when `bool_out`, over the operands. */
 static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+  if (pw_small(fn, cls, bool_out, args, n_in, in, out)) return 0;
   PwJob j = {.fn = fn, .args = args, .cls = cls, .out_size = bool_out ? 1 : pw_class_size(cls), .all_flat = true};
   walk_init(&j.walk, out, n_in, in);
   if (j.walk.numel == 0) return 0;

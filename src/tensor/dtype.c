@@ -18,10 +18,6 @@ const char *dtype_name(DType t) {
   return infos[t].name;
 }
 
-size_t dtype_size(DType t) {
-  return infos[t].size;
-}
-
 DTypeKind dtype_kind(DType t) {
   return infos[t].kind;
 }

@@ -28,7 +28,12 @@ typedef enum DTypeKind { KIND_BOOL, KIND_INT, KIND_FLOAT } DTypeKind;
 enum { DTYPE_NONE = -1 };
 
 const char *dtype_name(DType t);
-size_t dtype_size(DType t);
+static inline size_t dtype_size(DType t) {
+#define X(id, ctype, name, kind) sizeof(ctype),
+  static const uint8_t sizes[] = {DTYPES(X)};
+#undef X
+  return sizes[t];
+}
 DTypeKind dtype_kind(DType t);
 
 static inline bool dtype_is_float(DType t) {

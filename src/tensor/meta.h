@@ -50,6 +50,13 @@ static inline int64_t view_numel(const View *v) {
   return shape_numel(v->ndim, v->shape);
 }
 
+static inline bool shape_equal(int a_ndim, const int64_t *a, int b_ndim, const int64_t *b) {
+  if (a_ndim != b_ndim) return false;
+  for (int d = 0; d < a_ndim; d++)
+    if (a[d] != b[d]) return false;
+  return true;
+}
+
 /* Checks sizes >= 0, ndim and that the number of bytes stays below 2^62; sets the error text beginning with `op`. */
 int shape_check(const char *op, int ndim, const int64_t *shape, DType dtype);
 

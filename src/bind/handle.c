@@ -1,0 +1,219 @@
+/* Handles: the userdata of tensors; scopes; and how errors are raised.
+ *
+ * A result of an op gets a new userdata. A tensor that C keeps as well (a leaf, which the tape holds,
+ * or a gradient) has one userdata, found again through a weak table, so that hooks and identity
+ * survive. While a gradient line runs, results go into handles made beforehand, which are emptied
+ * when the line returns: a backward pass makes no garbage of its own. */
+#include <stdio.h>
+#include <string.h>
+
+#include "state.h"
+
+/* -- Errors ----------------------------------------------------------------------------------- */
+
+bool bind_where(lua_State *L, int level, char *buf, size_t n) {
+  lua_Debug frame;
+  for (; lua_getstack(L, level, &frame); level++) {
+    lua_getinfo(L, "Sl", &frame);
+    if (frame.currentline <= 0 || !strncmp(frame.source, "=moonflow", 9)) continue;
+    snprintf(buf, n, "%s:%d", frame.short_src, frame.currentline);
+    return true;
+  }
+  return false;
+}
+
+static void push_where(lua_State *L) {
+  char text[BIND_WHERE_MAX];
+  if (bind_where(L, 1, text, sizeof text)) lua_pushfstring(L, "%s: ", text);
+  else lua_pushliteral(L, "");
+}
+
+int bind_raise(lua_State *L) {
+  push_where(L);
+  lua_pushstring(L, err_text());
+  lua_concat(L, 2);
+  return lua_error(L);
+}
+
+int bind_error(lua_State *L, const char *format, ...) {
+  va_list args;
+  push_where(L);
+  va_start(args, format);
+  lua_pushvfstring(L, format, args);
+  va_end(args);
+  lua_concat(L, 2);
+  return lua_error(L);
+}
+
+/* -- Pushing ---------------------------------------------------------------------------------- */
+
+void bind_share(State *S, lua_State *L, int index) {
+  Handle *h = lua_touserdata(L, index);
+  lua_pushvalue(L, index);
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->handles);
+  lua_pushlightuserdata(L, h->t);
+  lua_pushvalue(L, -3);
+  lua_rawset(L, -3);
+  lua_pop(L, 2);
+  h->t->registered = true;
+}
+
+/* Pushes the shared userdata of t; false when there is none. */
+static bool push_registered(State *S, lua_State *L, Tensor *t) {
+  if (!t->registered) return false;
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->handles);
+  lua_pushlightuserdata(L, t);
+  lua_rawget(L, -2);
+  Handle *h = lua_touserdata(L, -1);
+  if (h && h->t == t) {
+    lua_remove(L, -2);
+    return true;
+  }
+  lua_pop(L, 2);
+  return false;
+}
+
+static Handle *push_new(State *S, lua_State *L, Tensor *t) {
+  Handle *h = lua_newuserdata(L, sizeof *h);
+  h->tag = S;
+  h->t = t;
+  h->scope = 0;
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
+  lua_setmetatable(L, -2);
+  return h;
+}
+
+/* A leaf: C keeps it, and Lua may put hooks on it. */
+static void push_leaf(State *S, lua_State *L, Tensor *t) {
+  if (push_registered(S, L, t)) {
+    tensor_release(t);
+    return;
+  }
+  push_new(S, L, t);
+  bind_share(S, L, lua_gettop(L));
+}
+
+void bind_push(State *S, lua_State *L, Tensor *t) {
+  if (!t) {
+    lua_pushnil(L);
+  } else if (t->ag && t->ag->requires_grad) {
+    push_leaf(S, L, t);
+  } else if (S->line && S->line_used < LINE_HANDLES) {
+    int k = S->line_used++;
+    S->line_handles[k]->t = t;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, S->line_handle[k]);
+  } else {
+    Handle *h = push_new(S, L, t);
+    if (S->scope_depth && vec_push(&S->scope, h)) h->scope = (uint32_t)S->scope.n;
+  }
+}
+
+void bind_push_shared(State *S, lua_State *L, Tensor *t) {
+  if (!t) lua_pushnil(L);
+  else push_leaf(S, L, tensor_retain(t));
+}
+
+Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg) {
+  char what[160];
+  Tensor *t = bind_to_tensor(S, L, index);
+  if (!t)
+    bind_error(L, "%s: %s must be a tensor, is %s", function, arg,
+               bind_describe(S, L, index, what, sizeof what));
+  return t;
+}
+
+static int handle_gc(lua_State *L) {
+  State *S = lua_touserdata(L, lua_upvalueindex(1));
+  Handle *h = lua_touserdata(L, 1);
+  if (h->scope && h->scope <= S->scope.n) S->scope.at[h->scope - 1] = NULL;
+  Tensor *t = h->t;
+  h->t = NULL;
+  tensor_release(t);
+  return 0;
+}
+
+/* -- Scopes ----------------------------------------------------------------------------------- */
+
+uint32_t bind_scope_begin(State *S) {
+  S->scope_depth++;
+  return (uint32_t)S->scope.n;
+}
+
+static bool is_among(lua_State *L, const Handle *h, int first, int n) {
+  for (int k = 0; k < n; k++)
+    if (lua_touserdata(L, first + k) == h) return true;
+  return false;
+}
+
+void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n) {
+  S->scope_depth--;
+  size_t kept = mark;
+  for (size_t i = mark; i < S->scope.n; i++) {
+    Handle *h = S->scope.at[i];
+    if (!h) continue;
+    bool keep = is_among(L, h, first, n);
+    h->scope = 0;
+    if (keep && S->scope_depth) { /* now of the scope around */
+      S->scope.at[kept++] = h;
+      h->scope = (uint32_t)kept;
+    }
+    if (keep) continue;
+    Tensor *t = h->t;
+    h->t = NULL;
+    tensor_release(t);
+  }
+  S->scope.n = kept;
+}
+
+/* -- The collector ---------------------------------------------------------------------------- */
+
+/* LuaJIT's collector steps by KiB. It sees a few dozen bytes where a tensor holds megabytes, so each
+ * batch of them is a debt of as much garbage. */
+void bind_pay(State *S, lua_State *L) {
+  enum { BATCH = 64 << 20, MOST = 1 << 21 };
+  int64_t charged = S->E->charged;
+  if (charged < BATCH) return;
+  int64_t limit = (int64_t)device_stats(S->context->devices[DEVICE_CPU]).limit;
+  if (charged < limit / 16) return;
+  S->E->charged = 0;
+  lua_gc(L, LUA_GCSTEP, (int)(charged >> 10 < MOST ? charged >> 10 : MOST));
+}
+
+static int collect(lua_State *L) {
+  lua_gc(L, LUA_GCCOLLECT, 0);
+  return 0;
+}
+
+/* Memory ran out: what garbage holds is freed. A finalizer of the user's may raise, which must not
+ * reach the op that asked. */
+static void reclaim(void *ud) {
+  State *S = ud;
+  S->E->charged = 0;
+  if (!lua_checkstack(S->L, LUA_MINSTACK)) return;
+  int top = lua_gettop(S->L);
+  lua_cpcall(S->L, collect, NULL);
+  lua_settop(S->L, top);
+}
+
+/* -- Opening ---------------------------------------------------------------------------------- */
+
+void bind_open_handles(State *S, lua_State *L) {
+  lua_newtable(L); /* metatable */
+  bind_function(S, L, "__gc", handle_gc);
+  lua_pushliteral(L, "Tensor");
+  lua_setfield(L, -2, "__metatable");
+  S->tensor_mt = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_newtable(L); /* Tensor* -> userdata, weak values */
+  lua_newtable(L);
+  lua_pushliteral(L, "v");
+  lua_setfield(L, -2, "__mode");
+  lua_setmetatable(L, -2);
+  S->handles = luaL_ref(L, LUA_REGISTRYINDEX);
+  for (int k = 0; k < LINE_HANDLES; k++) {
+    S->line_handles[k] = push_new(S, L, NULL);
+    S->line_handle[k] = luaL_ref(L, LUA_REGISTRYINDEX);
+  }
+  S->error = LUA_NOREF;
+  S->E->owner.ud = S;
+  S->E->owner.reclaim = reclaim;
+}

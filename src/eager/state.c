@@ -1,0 +1,40 @@
+/* What belongs to one Lua state: making and ending. */
+#include "eager.h"
+#include "mem.h"
+#include "tape.h"
+
+Eager *eager_create(Context *context) {
+  Eager *E = mem_zalloc(sizeof *E);
+  if (!E) return NULL;
+  context_retain(context);
+  E->context = context;
+  E->interpreter = eager_run;
+  E->grad_enabled = true;
+  E->isa = op_isa_index(context->isa);
+  E->next_seq = 1;
+  for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++) {
+    Device *d = context->devices[t];
+    if (d && !(E->streams[t] = d->api->stream_create(d))) {
+      eager_destroy(E);
+      return NULL;
+    }
+  }
+  return E;
+}
+
+/* Tensors that outlive it (a C host's, another thread's) still find their pool and streams. */
+void eager_free(Eager *E) {
+  for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++)
+    if (E->streams[t]) E->streams[t]->device->api->stream_destroy(E->streams[t]);
+  tape_end(E);
+  pool_clear(&E->pool);
+  context_release(E->context);
+  mem_free(E);
+}
+
+void eager_destroy(Eager *E) {
+  if (!E) return;
+  E->closed = true;
+  E->owner = (EagerOwner){0};
+  if (!E->tensors) eager_free(E);
+}

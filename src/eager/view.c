@@ -1,0 +1,162 @@
+/* Views on the tape, and in-place writes through them.
+ *
+ * A view remembers its base (never itself a view). A recorded write into view v of base b makes a
+ * node COPY_SLICES for b, whose first input is what b was and whose `inner` is the op on the view.
+ * Every view of b then finds b's count of such writes (`history`) different from its own, and gets a
+ * fresh VIEW node over b when it is used next. */
+#include <string.h>
+
+#include "mem.h"
+#include "op_args.h"
+#include "op_ids.h"
+#include "tape_int.h"
+
+/* -- Recording -------------------------------------------------------------------------------- */
+
+int tape_view_of(Eager *E, Tensor *y, Tensor *x) {
+  y->storage = x->storage;
+  storage_retain(y->storage);
+  y->uncounted = x->uncounted;
+  y->blind = x->blind || !E->grad_enabled;
+  Autograd *ag = tensor_autograd(y);
+  if (!ag) return MF_ENOMEM;
+  Tensor *base = tensor_base(x);
+  ag->base = tensor_retain(base);
+  ag->history = base->ag ? base->ag->history : 0; /* the tape reaches y through x as it is now */
+  return 0;
+}
+
+static void list_set(IntList *list, int n, const int64_t *v) {
+  list->n = n;
+  memcpy(list->v, v, sizeof(int64_t) * (size_t)n);
+}
+
+static Geometry *geometry(const Tensor *view, const Tensor *base) {
+  if (!shape_is_dense(base->m.ndim, base->m.shape, base->m.stride)) {
+    err_set(MF_EUNSUPPORTED, "in-place write with a gradient through a view of memory with gaps; clone it first");
+    return NULL;
+  }
+  Geometry *g = mem_alloc(sizeof *g);
+  if (!g) {
+    err_set(MF_ENOMEM, "out of memory for the tape");
+    return NULL;
+  }
+  list_set(&g->base_stride, base->m.ndim, base->m.stride);
+  list_set(&g->size, view->m.ndim, view->m.shape);
+  list_set(&g->stride, view->m.ndim, view->m.stride);
+  g->offset = view->m.offset - base->m.offset;
+  return g;
+}
+
+int tape_refresh(Eager *E, Tensor *t) {
+  if (!tensor_is_stale(t)) return 0;
+  Tensor *base = t->ag->base;
+  Node *n = tape_node_new(E, NODE_VIEW, NULL, 1, 1, t->m.ndim + base->m.ndim, NULL);
+  if (!n) return MF_ENOMEM;
+  tape_meta(n, &n->in_meta[0], &base->m);
+  tape_meta(n, &n->out_meta[0], &t->m);
+  n->geometry = geometry(t, base);
+  int rc = n->geometry ? tape_edge(E, base, &n->next[0]) : MF_EUNSUPPORTED;
+  if (!rc) rc = tape_attach(t, n, 0);
+  if (!rc) t->ag->history = base->ag->history;
+  tape_node_release(n);
+  return rc;
+}
+
+static int refuse_leaf(const char *op, const char *what) {
+  return err_set(MF_EINVAL,
+                 "%s: %s that requires a gradient is written in place; do it inside mf.no_grad, or on a clone",
+                 op, what);
+}
+
+static bool is_tracked_leaf(const Tensor *t) {
+  return t->ag && t->ag->requires_grad && !t->ag->node;
+}
+
+int tape_check_inplace(EagerCall *c, Tensor *t) {
+  Tensor *base = tensor_base(t);
+  if (is_tracked_leaf(t)) return refuse_leaf(c->op->name, "a leaf");
+  if (is_tracked_leaf(base)) return refuse_leaf(c->op->name, "a view of a leaf");
+  if (t->blind && base != t)
+    return err_set(MF_EINVAL,
+                   "%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "
+                   "would be lost; make the view outside",
+                   c->op->name);
+  return 0;
+}
+
+/* The base's node: as the op on the view, but that the first input is the base. */
+static Node *copy_slices(Eager *E, Tensor *base, Tensor *view, Node *inner) {
+  Node *n = tape_node_new(E, NODE_COPY_SLICES, NULL, inner->n_in, 1, 2 * base->m.ndim, NULL);
+  if (!n) return NULL;
+  n->inner = tape_node_retain(inner);
+  tape_meta(n, &n->in_meta[0], &base->m);
+  tape_meta(n, &n->out_meta[0], &base->m);
+  for (int k = 1; k < inner->n_in; k++) {
+    n->next[k].node = tape_node_retain(inner->next[k].node);
+    n->next[k].output = inner->next[k].output;
+    n->in_meta[k] = inner->in_meta[k];
+  }
+  n->geometry = geometry(view, base);
+  if (n->geometry && !tape_edge(E, base, &n->next[0])) return n;
+  tape_node_release(n);
+  return NULL;
+}
+
+int tape_rebase(Eager *E, Tensor *written, Node *n, int output) {
+  Tensor *base = written->ag ? written->ag->base : NULL;
+  if (!base) {
+    int rc = tape_attach(written, n, output);
+    if (!rc) written->ag->history++;
+    return rc;
+  }
+  Node *copy = copy_slices(E, base, written, n);
+  if (!copy) return MF_ENOMEM;
+  int rc = tape_attach(base, copy, 0);
+  if (!rc) base->ag->history++;
+  tape_node_release(copy);
+  return rc;
+}
+
+/* -- The way back ----------------------------------------------------------------------------- */
+
+static Tensor *slice_of(Eager *E, Tensor *g, const Geometry *at) {
+  struct slice_base_args args = {at->base_stride, at->size, at->stride, at->offset};
+  return eager_op(E, OP_slice_base, 1, &g, &args);
+}
+
+/* g with src at the view's place. */
+static Tensor *scatter_into(Eager *E, Tensor *g, Tensor *src, const Geometry *at) {
+  struct scatter_base_args args = {at->base_stride, at->size, at->stride, at->offset};
+  return eager_op(E, OP_scatter_base, 2, (Tensor *[]){g, src}, &args);
+}
+
+/* A view of a base that was written: its gradient is zero but for the view's place. */
+int tape_run_view(Eager *E, Node *n, Tensor *const *gout, Tensor **gin) {
+  Tensor *zero = tape_zeros(E, &n->in_meta[0]);
+  gin[0] = zero ? scatter_into(E, zero, gout[0], n->geometry) : NULL;
+  tensor_release(zero);
+  return gin[0] ? 0 : MF_ENOMEM;
+}
+
+/* *g, the gradient of the view before the write (NULL: zero), becomes that of the base. */
+static int widen(Eager *E, Node *n, Tensor *whole, Tensor **g) {
+  GradMeta m = n->inner->in_meta[0];
+  if (!*g) *g = tape_zeros(E, &m);
+  int rc = *g ? tape_fit(E, n->inner, 0, g) : MF_ENOMEM;
+  Tensor *wide = rc ? NULL : scatter_into(E, whole, *g, n->geometry);
+  tensor_release(*g);
+  *g = wide;
+  return wide ? 0 : rc ? rc : MF_ENOMEM;
+}
+
+/* The op's gradient sees the view's place of the base's; there the base's becomes that of the view
+ * before the write. */
+int tape_run_copy_slices(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin) {
+  Tensor *g = slice_of(E, gout[0], n->geometry);
+  if (!g) return MF_ENOMEM;
+  int rc = tape_run_op(E, n->inner, &g, need, gin);
+  if (!rc && need[0]) rc = widen(E, n, gout[0], &gin[0]);
+  tensor_release(g);
+  return rc;
+}
