@@ -118,6 +118,11 @@ static void capitals_stay_whole(void) {
   expect("n C h, o C h -> n o", NULL, TENSORS("4,3,2", "5,3,2"), TENSORS("4,5"), "B B>B; S2 S2>P; S0 B>S0; B S0>S1");
 }
 
+static void dots_with_a_mark_stay_whole(void) {
+  expect("n c ...!", NULL, TENSORS("4,3,2,2"), TENSORS("4,3,2,2"), "B>B; S1>S1; S0>S0");
+  expect("N c ...!, c -> N c ...!, c", NULL, TENSORS("4,3,2", "3"), (const char *const[]){"4,3,2", "3"}, 2, "B B>B B; S1 S0>S1 S0");
+}
+
 static void several_outputs(void) {
   expect("n k -> n k, n, k", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4"}, 2, "made_up: the SBP rule \"n k -> n k, n, k\" does not fit the tensors");
   expect("n k -> n k, n", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4"}, 2, "B>B B; S1>S1 P; S0>S0 S0");
@@ -212,6 +217,7 @@ int main(void) {
   RUN(contraction_gives_partial_sums);
   RUN(an_added_input_is_partial_where_the_output_is);
   RUN(capitals_stay_whole);
+  RUN(dots_with_a_mark_stay_whole);
   RUN(several_outputs);
   RUN(linearity);
   RUN(small_sizes_are_not_split);

@@ -84,6 +84,7 @@ static void gemm_part_f64(bool ta, bool tb, int64_t m, int64_t n, int64_t k, con
 #define LINE(f) f##_f64
 #define PRODUCT gemm_part_f64
 #include "attention_kernels.h"
+#include "sbp_rule.h"
 
 /* -- Setting up ---------- */
 
@@ -294,12 +295,21 @@ static int attention_cpu(const OpCall *c) {
   return 0;
 }
 
+/* A causal mask depends on where a row stands in the whole. */
+static int attention_sbp(SbpAsk *q) {
+  const struct attention_args *a = q->args;
+  return sbp_notation(q, a->is_causal ? "... L E, ... S E, ... S F, ... L S -> ... L F, ... L"
+                                      : "... l E, ... S E, ... S F, ... l S -> ... l F, ... l");
+}
+
 /* softmax(scale q k' + mask) v, and per row the logarithm of the softmax's sum. is_causal: row i
  * sees keys up to i. */
 OP(attention,
    .signature = "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, bool "
                 "is_causal=False, float scale) -> (Tensor y, Tensor lse)",
-   .flags = OP_HIDDEN, .infer = attention_infer, .cpu = attention_cpu, .scratch = attention_scratch)
+   .flags = OP_HIDDEN,
+   .sbp_rule = attention_sbp,
+   .infer = attention_infer, .cpu = attention_cpu, .scratch = attention_scratch)
 
 /* -- Backward ---------- */
 
@@ -351,10 +361,20 @@ static int attention_backward_cpu(const OpCall *c) {
   return 0;
 }
 
+static int attention_backward_sbp(SbpAsk *q) {
+  const struct attention_backward_args *a = q->args;
+  return sbp_notation(
+      q, a->is_causal
+             ? "... L E, ... S E, ... S F, ... L F, ... L F, ... L, ... L S -> ... L E, ... S E, ... S F"
+             : "... l E, ... S E, ... S F, ... l F, ... l F, ... l, ... l S -> ... l E, ... S E, ... S F");
+}
+
 /* The gradients of attention from that of its result, g, and its results y and lse. */
 OP(attention_backward,
    .signature = "attention_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor y, Tensor lse, "
                 "Tensor? mask=None, *, "
                 "bool is_causal=False, float scale) -> (Tensor q, Tensor k, Tensor v)",
-   .flags = OP_HIDDEN, .infer = attention_backward_infer, .cpu = attention_backward_cpu,
+   .flags = OP_HIDDEN,
+   .sbp_rule = attention_backward_sbp,
+   .infer = attention_backward_infer, .cpu = attention_backward_cpu,
    .scratch = attention_backward_scratch)

@@ -8,6 +8,7 @@
 #include "norm_rows.h"
 #include "op_args.h"
 #include "pointwise.h"
+#include "sbp_rule.h"
 
 enum { GRAIN = 1 << 14, ROWS = 64 /* joined in the elements' own type */, WIDTH = 64 };
 
@@ -298,10 +299,21 @@ static int batch_norm_cpu(const OpCall *c) {
   return 0;
 }
 
+/* Channels are independent; with given statistics, so is everything else. */
+static int batch_norm_sbp(SbpAsk *q) {
+  const struct batch_norm_args *a = q->args;
+  for (int d = 0; d < q->in[0]->ndim && !a->training; d++) {
+    int rc = d == 1 ? 0 : sbp_add_split(q, 0, d, 0, d);
+    if (rc) return rc;
+  }
+  return sbp_notation(q, "N c ...!, c, c, c, c -> N c ...!, c, c");
+}
+
 /* Normalises each channel of x (N, C, ...): in training with the mean and variance of the batch, which also move the running ones; else with the
  * running ones (Ioffe and Szegedy, 2015). Besides y: the mean and 1 / sqrt(var + eps) that were used. */
 OP(batch_norm, .signature = "batch_norm(Tensor x, Tensor!? running_mean=None, Tensor!? running_var=None, Tensor? weight=None, "
    "Tensor? bias=None, bool training=False, float momentum=0.1, float eps=1e-05) -> (Tensor y, Tensor mean, Tensor rstd)", .flags = OP_HIDDEN,
+   .sbp_rule = batch_norm_sbp,
    .infer = batch_norm_infer, .cpu = batch_norm_cpu, .scratch = batch_norm_scratch)
 
 /* -- Backward ---------------------------------------------------------------------------------------------------------------------------- */
@@ -345,7 +357,21 @@ static int batch_norm_backward_cpu(const OpCall *c) {
   return 0;
 }
 
+static int batch_norm_backward_sbp(SbpAsk *q) {
+  const struct batch_norm_backward_args *a = q->args;
+  for (int d = 0; d < q->in[0]->ndim && !a->training; d++) {
+    if (d == 1) continue;
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[0] = row[1] = row[q->n_in] = sbp_split(d);
+    row[q->n_in + 1].kind = row[q->n_in + 2].kind = SBP_P;
+  }
+  return sbp_notation(q, a->params ? "N c ...!, N c ...!, c, c, c -> N c ...!, c, c" : "N c ...!, N c ...!, c, c, c -> N c ...!, E, E");
+}
+
 /* The gradients of batch_norm from the mean and rstd it used; those of weight and bias are empty unless `params`. */
 OP(batch_norm_backward, .signature = "batch_norm_backward(Tensor g, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool training, "
-   "bool params) -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN, .infer = batch_norm_backward_infer,
+   "bool params) -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN,
+   .sbp_rule = batch_norm_backward_sbp,
+   .infer = batch_norm_backward_infer,
    .cpu = batch_norm_backward_cpu, .scratch = batch_norm_backward_scratch)

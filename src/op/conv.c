@@ -15,6 +15,7 @@
 #include "dnn.h"
 #include "image.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 
 enum { LIMIT = 1 << 20, X = 0, W, Y, BIAS, PARTS };
 
@@ -368,12 +369,18 @@ static int conv2d_cpu(const OpCall *c) {
   return conv_run(c, DNN_CONV, &w, &c->in[0], &c->in[1], &c->in[2], &c->out[0]);
 }
 
+static int conv2d_sbp(SbpAsk *q) {
+  const struct conv2d_args *a = q->args;
+  return sbp_notation(q, a->groups == 1 ? "n c H W, o c K L, + o -> n o H W" : "n C H W, O G K L, + O -> n O H W");
+}
+
 /* Cross-correlation of x (N, C, H, W) with w (O, C / groups, kh, kw), plus b (O). The result keeps
  * channels_last memory. */
 OP(conv2d,
    .signature = "conv2d(Tensor x, Tensor w, Tensor? b=None, *, int[2] stride=1, int[2] padding=0, "
                 "int[2] dilation=1, "
                 "int groups=1) -> Tensor",
+   .sbp_rule = conv2d_sbp, .linear = "x|w",
    .infer = conv2d_infer, .cpu = conv2d_cpu, .scratch = conv2d_scratch)
 
 /* -- The input's gradient ---------- */
@@ -411,12 +418,19 @@ static int conv2d_input_cpu(const OpCall *c) {
   return conv_run(c, DNN_CONV_INPUT, &w, &c->out[0], &c->in[1], NULL, &c->in[0]);
 }
 
+static int conv2d_input_sbp(SbpAsk *q) {
+  const struct conv2d_input_args *a = q->args;
+  return sbp_notation(q, a->groups == 1 ? "n o H W, o c K L -> n c I J" : "n O H W, O G K L -> n C I J");
+}
+
 /* The gradient of conv2d's x, which had height and width `size`, from that of its result. */
 OP(conv2d_input,
    .signature = "conv2d_input(Tensor g, Tensor w, *, int[2] size, int[2] stride=1, int[2] "
                 "padding=0, int[2] dilation=1, "
                 "int groups=1) -> Tensor",
-   .flags = OP_HIDDEN, .infer = conv2d_input_infer, .cpu = conv2d_input_cpu,
+   .flags = OP_HIDDEN,
+   .sbp_rule = conv2d_input_sbp, .linear = "g|w",
+   .infer = conv2d_input_infer, .cpu = conv2d_input_cpu,
    .scratch = conv2d_input_scratch)
 
 /* -- The weights' and the bias's gradients ---------- */
@@ -458,13 +472,20 @@ static int conv2d_weight_cpu(const OpCall *c) {
   return conv_run(c, DNN_CONV_WEIGHT, &w, &c->in[1], &c->out[0], NULL, &c->in[0]);
 }
 
+static int conv2d_weight_sbp(SbpAsk *q) {
+  const struct conv2d_weight_args *a = q->args;
+  return sbp_notation(q, a->groups == 1 ? "n o H W, n c I J, o c K L -> o c K L" : "n O H W, n C I J, O G K L -> O G K L");
+}
+
 /* The gradient of conv2d's w from x and that of the result, g. Of w only shape and memory format
  * count. */
 OP(conv2d_weight,
    .signature = "conv2d_weight(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] padding=0, "
                 "int[2] dilation=1, "
                 "int groups=1) -> Tensor",
-   .flags = OP_HIDDEN, .infer = conv2d_weight_infer, .cpu = conv2d_weight_cpu,
+   .flags = OP_HIDDEN,
+   .sbp_rule = conv2d_weight_sbp, .linear = "g|x",
+   .infer = conv2d_weight_infer, .cpu = conv2d_weight_cpu,
    .scratch = conv2d_weight_scratch)
 
 static Window conv2d_weight_bias_window(const struct conv2d_weight_bias_args *a) {
@@ -492,5 +513,7 @@ OP(conv2d_weight_bias,
    .signature = "conv2d_weight_bias(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] "
                 "padding=0, int[2] dilation=1, "
                 "int groups=1) -> (Tensor w, Tensor b)",
-   .flags = OP_HIDDEN, .infer = conv2d_weight_bias_infer, .cpu = conv2d_weight_bias_cpu,
+   .flags = OP_HIDDEN,
+   .sbp = "n o H W, n C I J, o C K L -> o C K L, o", .linear = "g",
+   .infer = conv2d_weight_bias_infer, .cpu = conv2d_weight_bias_cpu,
    .scratch = conv2d_weight_bias_scratch)

@@ -26,7 +26,7 @@ static int clone_cpu(const OpCall *c) {
 
 /* A copy in memory of its own; 'preserve' keeps the order of dims in memory where the tensor is dense. */
 OP(clone, .signature = "clone(Tensor x, *, str(preserve|contiguous|channels_last) memory_format=preserve) -> Tensor", .sbp = "...",
-   .linear = "a", .infer = clone_infer, .cpu = clone_cpu)
+   .linear = "x", .infer = clone_infer, .cpu = clone_cpu)
 
 static int cast_infer(Infer *I) {
   const struct cast_args *a = I->args;
@@ -38,7 +38,7 @@ static int cast_cpu(const OpCall *c) {
 }
 
 /* x as another dtype: floats to whole numbers truncate, anything but zero is true. */
-OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp = "...", .linear = "a", .flags = OP_HIDDEN, .infer = cast_infer,
+OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp = "...", .linear = "x", .flags = OP_HIDDEN, .infer = cast_infer,
    .cpu = cast_cpu)
 
 /* -- copy_, fill_ ------------------------------------------------------------------------------------------------------------- */
@@ -60,7 +60,7 @@ static int copy__cpu(const OpCall *c) {
 }
 
 /* Writes src, broadcast and converted, into x; returns x. */
-OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .infer = copy__infer, .cpu = copy__cpu)
+OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .sbp = "..., ...", .linear = "x+src", .infer = copy__infer, .cpu = copy__cpu)
 
 static int fill__cpu(const OpCall *c) {
   const struct fill__args *a = c->args;
@@ -71,7 +71,7 @@ static int fill__cpu(const OpCall *c) {
 }
 
 /* Writes one number into every element of x; returns x. */
-OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .infer = infer_none, .cpu = fill__cpu)
+OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .infer = infer_none, .cpu = fill__cpu)
 
 /* -- Writing through a view ----------------------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 #include "thread.h"
 
 enum { GRAIN = 1 << 15 };
@@ -70,8 +71,19 @@ static int empty_infer(Infer *I) {
   const struct empty_args *a = I->args;
   return make(I, a->dtype, a->device, a->size.n, a->size.v);
 }
+/* Values do not depend on where an element stands. */
+static int fresh_sbp(SbpAsk *q) {
+  for (int d = 0; d < q->out[0]->ndim; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[q->n_in] = sbp_split(d);
+  }
+  return 0;
+}
+
 /* A tensor whose elements are not set. */
 OP(empty, .signature = "empty(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+   .sbp_rule = fresh_sbp,
    .infer = empty_infer, .cpu = empty_cpu)
 
 static int zeros_infer(Infer *I) {
@@ -80,6 +92,7 @@ static int zeros_infer(Infer *I) {
 }
 /* Zeros. */
 OP(zeros, .signature = "zeros(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+   .sbp_rule = fresh_sbp,
    .infer = zeros_infer, .cpu = zeros_cpu)
 
 static int ones_infer(Infer *I) {
@@ -88,6 +101,7 @@ static int ones_infer(Infer *I) {
 }
 /* Ones. */
 OP(ones, .signature = "ones(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+   .sbp_rule = fresh_sbp,
    .infer = ones_infer, .cpu = ones_cpu)
 
 static int full_infer(Infer *I) {
@@ -99,6 +113,7 @@ static int full_cpu(const OpCall *c) {
 }
 /* One number everywhere. */
 OP(full, .signature = "full(int[] size, float fill_value, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+   .sbp_rule = fresh_sbp,
    .infer = full_infer, .cpu = full_cpu)
 
 static int empty_like_infer(Infer *I) {

@@ -6,6 +6,7 @@
 
 #include "op_args.h"
 #include "rows.h"
+#include "sbp_rule.h"
 
 /* -- Where the result's dims are ---------------------------------------------------------------------------------------------------- */
 
@@ -76,6 +77,110 @@ static int want_value(Infer *I, int k, const Placed *p) {
   if (shape_broadcast(&ndim, shape, v->ndim, v->shape) && ndim == p->ndim && !memcmp(shape, p->shape, sizeof(int64_t) * (size_t)ndim)) return 0;
   return infer_error(I, "%s of shape %s does not broadcast to the indexed places, which are %s", infer_name(I, k, name, sizeof name),
                      shape_text(v->ndim, v->shape, have), shape_text(p->ndim, p->shape, want));
+}
+
+/* -- How they split -------------------------------------------------------------------------------------------------------------------- */
+
+/* The placement of the index tensors, which are inputs from `first` on, in a tensor like x. */
+static void asked_place(const SbpAsk *q, const Meta *x, int first, const IntList *dims, Placed *p) {
+  int64_t common[MF_MAX_DIMS];
+  int places = 0;
+  for (int k = first; k < q->n_in; k++) shape_broadcast(&places, common, q->in[k]->ndim, q->in[k]->shape);
+  place(x->ndim, x->shape, (int)dims->n, dims->v, places, common, p);
+}
+
+/* The dim of the result at which dim d of x stands, which is not indexed. */
+static int placed_dim(const Placed *p, int d) {
+  int before = 0;
+  for (int k = 0; k < d; k++) before += !(p->indexed >> k & 1);
+  return before < p->at ? before : before + p->places;
+}
+
+/* `inner` and `outer` are the places in a signature of the tensor that is indexed and of what is found there; `partial`: the former is made from
+ * the latter, and partial when only some places are known. */
+static int subscript_sbp(SbpAsk *q, const Meta *x, int inner, int outer, const IntList *dims, bool partial) {
+  Placed p;
+  asked_place(q, x, 1, dims, &p);
+  for (int d = 0; d < x->ndim; d++) {
+    if (p.indexed >> d & 1) continue;
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[inner] = sbp_split(d);
+    row[outer] = sbp_split(placed_dim(&p, d));
+  }
+  for (int e = 0; e < p.places; e++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[outer] = sbp_split(p.at + e);
+    if (partial) row[inner].kind = SBP_P;
+    for (int k = 1; k < q->n_in; k++) {
+      int d = e - (p.places - q->in[k]->ndim);
+      if (d >= 0 && q->in[k]->shape[d] != 1) row[k] = sbp_split(d);
+    }
+  }
+  return 0;
+}
+
+static int index_sbp(SbpAsk *q) {
+  const struct index_args *a = q->args;
+  return subscript_sbp(q, q->in[0], 0, q->n_in, &a->dims, false);
+}
+
+static int index_backward_sbp(SbpAsk *q) {
+  const struct index_backward_args *a = q->args;
+  return subscript_sbp(q, q->out[0], q->n_in, 0, &a->dims, true);
+}
+
+static int index_put_sbp(SbpAsk *q) {
+  const struct index_put_args *a = q->args;
+  const Meta *x = q->in[0], *value = q->in[1];
+  Placed p;
+  asked_place(q, x, 2, &a->dims, &p);
+  for (int d = 0; d < x->ndim; d++) {
+    if (p.indexed >> d & 1) continue;
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[0] = row[q->n_in] = sbp_split(d);
+    int at = placed_dim(&p, d) - (p.ndim - value->ndim);
+    if (at >= 0 && value->shape[at] != 1) row[1] = sbp_split(at);
+  }
+  return 0;
+}
+
+/* Of ops with `dim` and one index tensor: whatever has x's dims is split along the others. */
+static int along_sbp(SbpAsk *q, int index) {
+  const Meta *x = q->in[0];
+  uint32_t named = sbp_named_dims(q, x->ndim);
+  for (int d = 0; d < x->ndim; d++) {
+    if (named >> d & 1) continue;
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    for (int k = 0; k < q->n_in; k++)
+      if (k != index && q->in[k]->ndim == x->ndim) row[k] = sbp_split(d);
+    row[q->n_in] = sbp_split(d);
+  }
+  return 0;
+}
+
+static int index_write_sbp(SbpAsk *q) {
+  return along_sbp(q, 1);
+}
+
+static int index_select_sbp(SbpAsk *q) {
+  const struct index_select_args *a = q->args;
+  int rc = along_sbp(q, 1);
+  return rc ? rc : sbp_add_split(q, 1, 0, 0, (int)a->dim);
+}
+
+static int index_select_backward_sbp(SbpAsk *q) {
+  const struct index_select_backward_args *a = q->args;
+  int rc = along_sbp(q, 1);
+  Sbp *row = rc ? NULL : sbp_add(q);
+  if (!row) return rc ? rc : MF_ENOMEM;
+  row[0] = sbp_split((int)(a->dim < 0 ? a->dim + q->in[0]->ndim : a->dim));
+  row[1] = sbp_split(0);
+  row[2].kind = SBP_P;
+  return 0;
 }
 
 /* -- Kernels in common ------------------------------------------------------------------------------------------------------------------ */
@@ -204,7 +309,9 @@ static int index_cpu(const OpCall *c) {
 }
 
 /* x[k], x[{k, j}]: the elements at the places that the index tensors name in the dims given. */
-OP(index, .signature = "index(Tensor x, Tensor[] indices, int[] dims) -> Tensor", .flags = OP_HIDDEN, .infer = index_infer, .cpu = index_cpu,
+OP(index, .signature = "index(Tensor x, Tensor[] indices, int[] dims) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = index_sbp, .linear = "x",
+   .infer = index_infer, .cpu = index_cpu,
    .scratch = index_scratch)
 
 static int index_backward_infer(Infer *I) {
@@ -224,6 +331,7 @@ static int index_backward_cpu(const OpCall *c) {
 
 /* The gradient of index: zeros of shape `size` with g added at the places. */
 OP(index_backward, .signature = "index_backward(Tensor g, Tensor[] indices, int[] size, int[] dims) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = index_backward_sbp, .linear = "g",
    .infer = index_backward_infer, .cpu = index_backward_cpu, .scratch = index_backward_scratch)
 
 static int index_put_infer(Infer *I) {
@@ -247,7 +355,9 @@ static int index_put_cpu(const OpCall *c) {
 
 /* x with value, broadcast, written (accumulate: added) at the places that the index tensors name. The last of repeated places wins. */
 OP(index_put, .signature = "index_put(Tensor x, Tensor|number value, Tensor[] indices, int[] dims, *, bool accumulate=False) -> Tensor",
-   .flags = OP_HIDDEN | OP_INPLACE, .infer = index_put_infer, .cpu = index_put_cpu, .scratch = index_put_scratch)
+   .flags = OP_HIDDEN | OP_INPLACE,
+   .sbp_rule = index_put_sbp, .linear = "x+value",
+   .infer = index_put_infer, .cpu = index_put_cpu, .scratch = index_put_scratch)
 
 /* -- One dim ------------------------------------------------------------------------------------------------------------------------------ */
 
@@ -306,7 +416,9 @@ static int index_select_cpu(const OpCall *c) {
 }
 
 /* The entries of dim that the 1-d tensor index names, in its order. */
-OP(index_select, .signature = "index_select(Tensor x, dim dim, Tensor index) -> Tensor", .infer = index_select_infer, .cpu = index_select_cpu,
+OP(index_select, .signature = "index_select(Tensor x, dim dim, Tensor index) -> Tensor",
+   .sbp_rule = index_select_sbp, .linear = "x",
+   .infer = index_select_infer, .cpu = index_select_cpu,
    .scratch = one_index_scratch)
 
 static int index_select_backward_infer(Infer *I) {
@@ -328,6 +440,7 @@ static int index_select_backward_cpu(const OpCall *c) {
 
 /* The gradient of index_select: zeros of shape `size` with the entries of g added where they came from. */
 OP(index_select_backward, .signature = "index_select_backward(Tensor g, Tensor index, int[] size, int dim) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = index_select_backward_sbp, .linear = "g",
    .infer = index_select_backward_infer, .cpu = index_select_backward_cpu, .scratch = index_select_backward_scratch)
 
 /* Of ops that write `value` into the entries of dim: x, index, value. */
@@ -374,7 +487,9 @@ static int index_add_cpu(const OpCall *c) {
 }
 
 /* x with the entries of source added to the entries of dim that index names. For alpha, see mf.index_add. */
-OP(index_add, .signature = "index_add(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor", .flags = OP_INPLACE, .infer = index_add_infer,
+OP(index_add, .signature = "index_add(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor", .flags = OP_INPLACE,
+   .sbp_rule = index_write_sbp, .linear = "x+source",
+   .infer = index_add_infer,
    .cpu = index_add_cpu, .scratch = index_add_scratch)
 
 static int index_copy_infer(Infer *I) {
@@ -389,6 +504,7 @@ static int index_copy_cpu(const OpCall *c) {
 
 /* x with the entries of source in place of the entries of dim that index names. */
 OP(index_copy, .signature = "index_copy(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor", .flags = OP_INPLACE,
+   .sbp_rule = index_write_sbp, .linear = "x+source",
    .infer = index_copy_infer, .cpu = index_copy_cpu, .scratch = index_copy_scratch)
 
 static int index_fill_infer(Infer *I) {
@@ -403,6 +519,7 @@ static int index_fill_cpu(const OpCall *c) {
 
 /* x with one number in the entries of dim that index names. */
 OP(index_fill, .signature = "index_fill(Tensor x, dim dim, Tensor index, Tensor|number value) -> Tensor", .flags = OP_INPLACE,
+   .sbp_rule = index_write_sbp, .linear = "x+value",
    .infer = index_fill_infer, .cpu = index_fill_cpu, .scratch = index_fill_scratch)
 
 /* -- Embedding ----------------------------------------------------------------------------------------------------------------------------- */
@@ -450,6 +567,7 @@ static int embedding_cpu(const OpCall *c) {
 
 /* The rows of w (n, d) that ids names: shape of ids, then d. Row padding_idx gets no gradient; with `sparse` the gradient of w holds only the rows used. */
 OP(embedding, .signature = "embedding(Tensor ids, Tensor w, *, int? padding_idx=None, bool sparse=False) -> Tensor", .flags = OP_FUNCTION_ONLY,
+   .sbp = "..., V e -> ... e", .linear = "w",
    .infer = embedding_infer, .cpu = embedding_cpu, .scratch = embedding_scratch)
 
 static int embedding_backward_infer(Infer *I) {
@@ -481,4 +599,5 @@ static int embedding_backward_cpu(const OpCall *c) {
 
 /* The gradient of embedding: (num, d), where row i is the sum of the rows of g whose id is i. */
 OP(embedding_backward, .signature = "embedding_backward(Tensor g, Tensor ids, int num, *, int? padding_idx=None) -> Tensor", .flags = OP_HIDDEN,
+   .sbp = "... e, ... -> V e", .linear = "g",
    .infer = embedding_backward_infer, .cpu = embedding_backward_cpu, .scratch = embedding_backward_scratch)

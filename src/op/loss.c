@@ -135,7 +135,9 @@ static int cross_entropy_rows_cpu(const OpCall *c) {
 /* For each row: its weighted loss (0 where the label is ignore_index), log(sum(exp(x))), and the weight of its label. */
 OP(cross_entropy_rows, .signature = "cross_entropy_rows(Tensor x, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
                                     "float label_smoothing=0) -> (Tensor loss, Tensor lse, Tensor row_weight)",
-   .flags = OP_HIDDEN, .infer = cross_entropy_rows_infer, .cpu = cross_entropy_rows_cpu)
+   .flags = OP_HIDDEN,
+   .sbp = "n C, n, C -> n, n, n",
+   .infer = cross_entropy_rows_infer, .cpu = cross_entropy_rows_cpu)
 
 static int cross_entropy_backward_infer(Infer *I) {
   int rc = check_rows(I, 1, 2, 4);
@@ -157,4 +159,6 @@ static int cross_entropy_backward_cpu(const OpCall *c) {
 /* The gradient of cross_entropy_rows for x, given that of its losses. */
 OP(cross_entropy_backward, .signature = "cross_entropy_backward(Tensor g, Tensor x, Tensor target, Tensor lse, Tensor? weight=None, *, "
                                         "int ignore_index=-100, float label_smoothing=0) -> Tensor",
-   .flags = OP_HIDDEN, .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu)
+   .flags = OP_HIDDEN,
+   .sbp = "n, n C, n, n, C -> n C", .linear = "g",
+   .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu)

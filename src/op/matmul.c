@@ -14,6 +14,7 @@
 #include "dnn.h"
 #include "gemm.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 
 enum { DNN_BATCH = 2, SMALL_WORK = 2048 };
 
@@ -376,10 +377,17 @@ static int matmul_cpu(const OpCall *c) {
   return product_run(c, PLAIN, &c->in[0], &c->in[1], NULL);
 }
 
+static int matmul_sbp(SbpAsk *q) {
+  bool row = q->in[0]->ndim == 1, column = q->in[1]->ndim == 1;
+  if (row && column) return sbp_notation(q, "k, k ->");
+  if (row) return sbp_notation(q, "k, ... k n -> ... n");
+  return sbp_notation(q, column ? "... m k, k -> ... m" : "... m k, ... k n -> ... m n");
+}
+
 /* The matrix product (..., m, k) by (..., k, n); leading dims broadcast. A 1-d a is a row, a 1-d b
  * a column, and that dim is not in the result. */
 OP(matmul, .signature = "matmul(Tensor a, Tensor b) -> Tensor",
-   .sbp = "... m k, ... k n -> ... m n", .linear = "a|b", .infer = matmul_infer, .cpu = matmul_cpu,
+   .sbp_rule = matmul_sbp, .linear = "a|b", .infer = matmul_infer, .cpu = matmul_cpu,
    .scratch = matmul_scratch)
 
 static int bmm_infer(Infer *I) {
@@ -467,7 +475,7 @@ static int addmm_cpu(const OpCall *c) {
 /* beta * c + alpha * (a b) for matrices a and b; c broadcasts to the product's shape. */
 OP(addmm,
    .signature = "addmm(Tensor c, Tensor a, Tensor b, *, float beta=1, float alpha=1) -> Tensor",
-   .infer = addmm_infer, .cpu = addmm_cpu, .scratch = addmm_scratch)
+   .sbp = "+ m n, m k, k n -> m n", .linear = "a|b", .infer = addmm_infer, .cpu = addmm_cpu, .scratch = addmm_scratch)
 
 /* -- linear ---------- */
 
@@ -500,7 +508,7 @@ static int linear_cpu(const OpCall *c) {
 
 /* x w' + b: x (..., k), w (n, k), b (n) give (..., n). */
 OP(linear, .signature = "linear(Tensor x, Tensor w, Tensor? b=None) -> Tensor",
-   .sbp = "... k, n k, n -> ... n", .infer = linear_infer, .cpu = linear_cpu,
+   .sbp = "... k, n k, + n -> ... n", .linear = "x|w", .infer = linear_infer, .cpu = linear_cpu,
    .scratch = linear_scratch)
 
 static int linear_weight_infer(Infer *I) {

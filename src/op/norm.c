@@ -8,6 +8,7 @@
 #include "norm_rows.h"
 #include "op_args.h"
 #include "pointwise.h"
+#include "sbp_rule.h"
 
 enum { FLUSH = 32 }; /* lines summed in the elements' own type */
 
@@ -209,8 +210,26 @@ static int layer_norm_cpu(const OpCall *c) {
   return 0;
 }
 
+/* Rows are independent: the first `dims` dims of the first `inputs` inputs may be split; the gradients of weight and bias are then partial. */
+static int rows_sbp(SbpAsk *q, int dims, int inputs) {
+  for (int d = 0; d < dims; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    for (int k = 0; k < inputs; k++) row[k] = sbp_split(d);
+    row[q->n_in] = sbp_split(d);
+    for (int k = 1; k < q->n_out; k++) row[q->n_in + k].kind = SBP_P;
+  }
+  return 0;
+}
+
+static int layer_norm_sbp(SbpAsk *q) {
+  const struct layer_norm_args *a = q->args;
+  return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 1);
+}
+
 /* (x - mean) / sqrt(var + eps) * weight + bias, mean and variance taken over the last dims (Ba and others, 2016). */
 OP(layer_norm, .signature = "layer_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor",
+   .sbp_rule = layer_norm_sbp,
    .infer = layer_norm_infer, .cpu = layer_norm_cpu, .scratch = layer_norm_scratch)
 
 static int layer_norm_backward_infer(Infer *I) {
@@ -240,9 +259,16 @@ static int layer_norm_backward_cpu(const OpCall *c) {
   return 0;
 }
 
+static int layer_norm_backward_sbp(SbpAsk *q) {
+  const struct layer_norm_backward_args *a = q->args;
+  return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 2);
+}
+
 /* The gradients of layer_norm; those of weight and bias are empty unless `params`. */
 OP(layer_norm_backward, .signature = "layer_norm_backward(Tensor g, Tensor x, int[] normalized_shape, Tensor? weight, bool params, float eps)"
-   " -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN, .infer = layer_norm_backward_infer, .cpu = layer_norm_backward_cpu,
+   " -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN,
+   .sbp_rule = layer_norm_backward_sbp,
+   .infer = layer_norm_backward_infer, .cpu = layer_norm_backward_cpu,
    .scratch = layer_norm_backward_scratch)
 
 /* Without eps that of the dtype counts, as PyTorch has it. */
@@ -276,8 +302,15 @@ static int rms_norm_cpu(const OpCall *c) {
   return 0;
 }
 
+static int rms_norm_sbp(SbpAsk *q) {
+  const struct rms_norm_args *a = q->args;
+  return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 1);
+}
+
 /* x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang and Sennrich, 2019); eps is the dtype's when not given. */
-OP(rms_norm, .signature = "rms_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor", .infer = rms_norm_infer,
+OP(rms_norm, .signature = "rms_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
+   .sbp_rule = rms_norm_sbp,
+   .infer = rms_norm_infer,
    .cpu = rms_norm_cpu, .scratch = rms_norm_scratch)
 
 static int rms_norm_backward_infer(Infer *I) {
@@ -306,9 +339,16 @@ static int rms_norm_backward_cpu(const OpCall *c) {
   return 0;
 }
 
+static int rms_norm_backward_sbp(SbpAsk *q) {
+  const struct rms_norm_backward_args *a = q->args;
+  return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 2);
+}
+
 /* The gradients of rms_norm; that of the weight is empty unless `params`. */
 OP(rms_norm_backward, .signature = "rms_norm_backward(Tensor g, Tensor x, int[] normalized_shape, Tensor? weight, bool params, float? eps=None)"
-   " -> (Tensor x, Tensor weight)", .flags = OP_HIDDEN, .infer = rms_norm_backward_infer, .cpu = rms_norm_backward_cpu,
+   " -> (Tensor x, Tensor weight)", .flags = OP_HIDDEN,
+   .sbp_rule = rms_norm_backward_sbp,
+   .infer = rms_norm_backward_infer, .cpu = rms_norm_backward_cpu,
    .scratch = rms_norm_backward_scratch)
 
 /* -- Group norm ------------------------------------------------------------------------------------------------------------------------ */
@@ -455,8 +495,13 @@ static int group_norm_cpu(const OpCall *c) {
   return 0;
 }
 
+static int group_norm_sbp(SbpAsk *q) {
+  return rows_sbp(q, 1, 1);
+}
+
 /* Normalises groups of channels of x (N, C, ...) with the mean and variance of each group (Wu and He, 2018). */
 OP(group_norm, .signature = "group_norm(Tensor x, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor",
+   .sbp_rule = group_norm_sbp,
    .infer = group_norm_infer, .cpu = group_norm_cpu, .scratch = group_norm_scratch)
 
 static int group_norm_backward_infer(Infer *I) {
@@ -486,7 +531,13 @@ static int group_norm_backward_cpu(const OpCall *c) {
   return 0;
 }
 
+static int group_norm_backward_sbp(SbpAsk *q) {
+  return rows_sbp(q, 1, 2);
+}
+
 /* The gradients of group_norm; those of weight and bias are empty unless `params`. */
 OP(group_norm_backward, .signature = "group_norm_backward(Tensor g, Tensor x, int num_groups, Tensor? weight, bool params, float eps)"
-   " -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN, .infer = group_norm_backward_infer, .cpu = group_norm_backward_cpu,
+   " -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN,
+   .sbp_rule = group_norm_backward_sbp,
+   .infer = group_norm_backward_infer, .cpu = group_norm_backward_cpu,
    .scratch = group_norm_backward_scratch)

@@ -4,6 +4,7 @@
  * (value, index) is compared as a whole, which makes every sort stable. */
 #include "lines.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 
 /* Views of an output with the reduced dim put back as size 1. */
 typedef struct Kept {
@@ -210,9 +211,11 @@ CHOOSE_OP(min_dim, smallest)
 
 /* The largest element along dim and where it stands (the first of equals). */
 OP(max_dim, .signature = "max_dim(Tensor x, dim dim, bool keepdim=False) -> (Tensor values, Tensor indices)", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_reduce,
    .infer = max_dim_infer, .cpu = max_dim_cpu, .scratch = max_dim_scratch)
 /* The smallest element along dim and where it stands (the first of equals). */
 OP(min_dim, .signature = "min_dim(Tensor x, dim dim, bool keepdim=False) -> (Tensor values, Tensor indices)", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_reduce,
    .infer = min_dim_infer, .cpu = min_dim_cpu, .scratch = min_dim_scratch)
 
 static int sort_infer(Infer *I) {
@@ -229,6 +232,7 @@ static int sort_cpu(const OpCall *c) {
 }
 /* The elements along dim in order, and where each stood; equal ones keep their order. */
 OP(sort, .signature = "sort(Tensor x, dim dim=-1, bool descending=False, *, bool stable=True) -> (Tensor values, Tensor indices)",
+   .sbp_rule = sbp_all_but_dim,
    .infer = sort_infer, .cpu = sort_cpu, .scratch = sort_scratch)
 
 static int topk_infer(Infer *I) {
@@ -253,6 +257,7 @@ static int topk_cpu(const OpCall *c) {
 }
 /* The k largest (or smallest) along dim in order, and where they stand. */
 OP(topk, .signature = "topk(Tensor x, int k, dim dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)",
+   .sbp_rule = sbp_all_but_dim,
    .infer = topk_infer, .cpu = topk_cpu, .scratch = topk_scratch)
 
 /* Whole numbers add up in int64. */
@@ -283,10 +288,14 @@ SCAN_OP(cumsum)
 SCAN_OP(cumprod)
 
 /* Running sums along dim. */
-OP(cumsum, .signature = "cumsum(Tensor x, dim dim, *, dtype? dtype=None) -> Tensor", .infer = cumsum_infer, .cpu = cumsum_cpu,
+OP(cumsum, .signature = "cumsum(Tensor x, dim dim, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_all_but_dim, .linear = "x",
+   .infer = cumsum_infer, .cpu = cumsum_cpu,
    .scratch = cumsum_scratch)
 /* Running products along dim. */
-OP(cumprod, .signature = "cumprod(Tensor x, dim dim, *, dtype? dtype=None) -> Tensor", .infer = cumprod_infer, .cpu = cumprod_cpu,
+OP(cumprod, .signature = "cumprod(Tensor x, dim dim, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_all_but_dim,
+   .infer = cumprod_infer, .cpu = cumprod_cpu,
    .scratch = cumprod_scratch)
 
 static int cumprod_backward_infer(Infer *I) {
@@ -312,4 +321,5 @@ static int cumprod_backward_cpu(const OpCall *c) {
 }
 /* The gradient of cumprod, right where x has zeros. */
 OP(cumprod_backward, .signature = "cumprod_backward(Tensor g, Tensor x, dim dim) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_all_but_dim, .linear = "g",
    .infer = cumprod_backward_infer, .cpu = cumprod_backward_cpu, .scratch = cumprod_backward_scratch)

@@ -3,6 +3,7 @@
 #include "copy_views.h"
 #include "op_args.h"
 #include "rows_add.h"
+#include "sbp_rule.h"
 
 enum { PAD_CONSTANT, PAD_REFLECT, PAD_REPLICATE, PAD_CIRCULAR };
 
@@ -184,9 +185,23 @@ static int pad_cpu(const OpCall *c) {
   return 0;
 }
 
+/* Dims that no pad touches. */
+static int untouched_sbp(SbpAsk *q, const IntList *pad) {
+  int rc = 0;
+  for (int d = 0; d < q->in[0]->ndim - (int)pad->n / 2 && !rc; d++) rc = sbp_add_split(q, 0, d, 0, d);
+  return rc;
+}
+
+static int pad_sbp(SbpAsk *q) {
+  const struct pad_args *a = q->args;
+  int rc = untouched_sbp(q, &a->pad);
+  return rc || (a->mode == 0 && a->value != 0) ? rc : sbp_linear(q, "x");
+}
+
 /* x with entries added at the ends of its last dims: pad lists (before, after) from the last dim on. They hold value, or x reflected at the edge,
  * or the edge repeated, or x from the other end. A negative pad crops. */
 OP(pad, .signature = "pad(Tensor x, int[] pad, *, str(constant|reflect|replicate|circular) mode=constant, float value=0) -> Tensor",
+   .sbp_rule = pad_sbp,
    .infer = pad_infer, .cpu = pad_cpu, .scratch = pad_scratch)
 
 static int pad_backward_infer(Infer *I) {
@@ -206,6 +221,13 @@ static int pad_backward_cpu(const OpCall *c) {
   return 0;
 }
 
+static int pad_backward_sbp(SbpAsk *q) {
+  const struct pad_backward_args *a = q->args;
+  return untouched_sbp(q, &a->pad);
+}
+
 /* The gradient of pad for modes other than constant: what the elements of g sum to at their places in x, of shape `size`. */
 OP(pad_backward, .signature = "pad_backward(Tensor g, int[] size, int[] pad, str(constant|reflect|replicate|circular) mode) -> Tensor",
-   .flags = OP_HIDDEN, .infer = pad_backward_infer, .cpu = pad_backward_cpu, .scratch = pad_backward_scratch)
+   .flags = OP_HIDDEN,
+   .sbp_rule = pad_backward_sbp, .linear = "g",
+   .infer = pad_backward_infer, .cpu = pad_backward_cpu, .scratch = pad_backward_scratch)

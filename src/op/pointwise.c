@@ -2,7 +2,7 @@
  * pass over memory have a NAME_backward op here. */
 #include "pointwise.h"
 
-enum { F = OP_FLOAT_OUT | OP_INPLACE, HIDE = OP_HIDDEN };
+enum { F = OP_FLOAT_OUT | OP_INPLACE };
 
 #define CLAMP                                                                                                        \
   o->has_max && x > K(o->max) ? K(o->max) : o->has_min && x < K(o->min) ? (o->has_max && o->min > o->max ? K(o->max) : K(o->min)) : x
@@ -20,7 +20,7 @@ POINTWISE2_ALL(sub, "sub(Tensor|number a, Tensor|number b, *, float alpha=1) -> 
 /* a * b, element by element. */
 POINTWISE2_ALL(mul, "mul(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, "a|b", a * b, (int64_t)((uint64_t)a * (uint64_t)b))
 /* a / b as a float; whole numbers give float32. */
-POINTWISE2(div, "div(Tensor|number a, Tensor|number b) -> Tensor", F, a / b)
+POINTWISE2_LINEAR(div, "div(Tensor|number a, Tensor|number b) -> Tensor", F, "a", a / b)
 /* The floor of a / b; whole numbers stay whole (division by zero gives 0). */
 POINTWISE2_ALL(floor_divide, "floor_divide(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE | OP_NO_GRAD, NULL,
                floor(a / b), b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b - (a % b != 0 && (a < 0) != (b < 0)))
@@ -71,27 +71,29 @@ static int pow_cpu(const OpCall *c) {
 OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_INPLACE, .infer = pointwise_infer, .sbp = "..., ...",
    .cpu = pow_cpu, .expression = "pow(a, b)", .pointwise = {pow_f32, pow_f64, pow_i64})
 /* The gradient of pow for a: x b a^(b - 1), 0 where b is 0. */
-POINTWISE3(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE,
+POINTWISE3_BACKWARD(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b) -> Tensor",
            b == K(0) ? K(0) : x * b * (b == K(2) ? a : pow(a, b - K(1))))
 /* The gradient of pow for b: x a^b log(a), 0 where a is 0 and b is not negative. */
-POINTWISE3(pow_backward_b, "pow_backward_b(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE,
+POINTWISE3_BACKWARD(pow_backward_b, "pow_backward_b(Tensor x, Tensor a, Tensor b) -> Tensor",
            a == K(0) && b >= K(0) ? K(0) : x * pow(a, b) * log(a))
 /* The larger of a and b; NaN where either is. */
 POINTWISE2_ALL(maximum, "maximum(Tensor a, Tensor|number b) -> Tensor", 0, NULL, a > b || a != a ? a : b, a > b ? a : b)
 /* The smaller of a and b; NaN where either is. */
 POINTWISE2_ALL(minimum, "minimum(Tensor a, Tensor|number b) -> Tensor", 0, NULL, a < b || a != a ? a : b, a < b ? a : b)
 /* The gradient of maximum for a (of minimum: with a and b exchanged): x where a is larger, half of it where they are equal. */
-POINTWISE3(maximum_backward, "maximum_backward(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE,
+POINTWISE3_BACKWARD(maximum_backward, "maximum_backward(Tensor x, Tensor a, Tensor b) -> Tensor",
            a > b ? x : a == b ? K(0.5) * x : K(0))
 /* The angle of the point (b, a). */
 POINTWISE2(atan2, "atan2(Tensor a, Tensor b) -> Tensor", F, atan2(a, b))
 /* x + weight * (a - x), computed from the nearer end. */
-POINTWISE2(lerp, "lerp(Tensor a, Tensor b, float weight) -> Tensor", F,
+POINTWISE2_LINEAR(lerp, "lerp(Tensor a, Tensor b, float weight) -> Tensor", F, "a+b",
            o->weight < 0.5 ? a + K(o->weight) * (b - a) : b - (b - a) * (K(1) - K(o->weight)))
 /* x + value * a * b. */
-POINTWISE3(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor", OP_INPLACE, x + K(o->value) * a * b)
+POINTWISE3_LINEAR(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor", OP_INPLACE, "x+a|x+b",
+                  x + K(o->value) * a * b)
 /* x + value * a / b. */
-POINTWISE3(addcdiv, "addcdiv(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor", OP_INPLACE, x + K(o->value) * a / b)
+POINTWISE3_LINEAR(addcdiv, "addcdiv(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor", OP_INPLACE, "x+a",
+                  x + K(o->value) * a / b)
 
 /* -- Comparison and logic ------------------------------------------------------------------------------------------------------- */
 
@@ -144,7 +146,7 @@ OP(bitwise_not, .signature = "bitwise_not(Tensor x) -> Tensor", .flags = OP_INPL
 /* The absolute value. */
 POINTWISE1_ALL(abs, "abs(Tensor x) -> Tensor", OP_INPLACE, fabs(x), x < 0 ? (int64_t)(0 - (uint64_t)x) : x)
 /* -x. */
-POINTWISE1_ALL(neg, "neg(Tensor x) -> Tensor", OP_INPLACE, -x, (int64_t)(0 - (uint64_t)x))
+POINTWISE1_LINEAR_ALL(neg, "neg(Tensor x) -> Tensor", OP_INPLACE, "x", -x, (int64_t)(0 - (uint64_t)x))
 /* -1, 0 or 1. */
 POINTWISE1_ALL(sign, "sign(Tensor x) -> Tensor", OP_INPLACE, (x > 0) - (x < 0), (x > 0) - (x < 0))
 /* The largest whole number not above x. */
@@ -209,24 +211,24 @@ POINTWISE1(erfc, "erfc(Tensor x) -> Tensor", F, erfc(x))
 /* max(x, 0); NaN stays NaN. */
 POINTWISE1_ALL(relu, "relu(Tensor x) -> Tensor", OP_INPLACE, x < K(0) ? K(0) : x, x < 0 ? 0 : x)
 /* The gradient of relu: g where y > 0. */
-POINTWISE2(relu_backward, "relu_backward(Tensor a, Tensor b) -> Tensor", HIDE, b > K(0) ? a : K(0))
+POINTWISE2_BACKWARD(relu_backward, "relu_backward(Tensor a, Tensor b) -> Tensor", b > K(0) ? a : K(0))
 /* 1 / (1 + exp(-x)). */
 POINTWISE1(sigmoid, "sigmoid(Tensor x) -> Tensor", F, K(1) / (K(1) + exp(-x)))
 /* The gradient of sigmoid: g y (1 - y). */
-POINTWISE2(sigmoid_backward, "sigmoid_backward(Tensor a, Tensor b) -> Tensor", HIDE, a * b * (K(1) - b))
+POINTWISE2_BACKWARD(sigmoid_backward, "sigmoid_backward(Tensor a, Tensor b) -> Tensor", a * b * (K(1) - b))
 /* The gradient of tanh: g (1 - y y). */
-POINTWISE2(tanh_backward, "tanh_backward(Tensor a, Tensor b) -> Tensor", HIDE, a * (K(1) - b * b))
+POINTWISE2_BACKWARD(tanh_backward, "tanh_backward(Tensor a, Tensor b) -> Tensor", a * (K(1) - b * b))
 /* x * sigmoid(x). */
 POINTWISE1(silu, "silu(Tensor x) -> Tensor", F, x / (K(1) + exp(-x)))
 /* The gradient of silu: g s (1 + x (1 - s)) with s = sigmoid(x). */
-POINTWISE2(silu_backward, "silu_backward(Tensor a, Tensor b) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(silu_backward, "silu_backward(Tensor a, Tensor b) -> Tensor",
            a * (K(1) / (K(1) + exp(-b))) * (K(1) + b * (K(1) - K(1) / (K(1) + exp(-b)))))
 /* x * Phi(x), Phi the normal distribution function; 'tanh' approximates it by 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
 POINTWISE1(gelu, "gelu(Tensor x, *, str(none|tanh) approximate=none) -> Tensor", F,
            o->approximate ? K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x)))
                           : K(0.5) * x * (K(1) + erf(x * K(0.70710678118654752440))))
 /* The gradient of gelu: g (Phi(x) + x phi(x)), or that of the approximation. */
-POINTWISE2(gelu_backward, "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(gelu_backward, "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor",
            o->approximate
              ? a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588) * (b + K(0.044715) * b * b * b))) *
                  (K(1) + b * (K(1) - tanh(K(0.79788456080286535588) * (b + K(0.044715) * b * b * b))) *
@@ -236,19 +238,19 @@ POINTWISE2(gelu_backward, "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) a
 POINTWISE1(softplus, "softplus(Tensor x, *, float beta=1, float threshold=20) -> Tensor", F,
            x * K(o->beta) > K(o->threshold) ? x : log1p(exp(x * K(o->beta))) / K(o->beta))
 /* The gradient of softplus: g sigmoid(beta x). */
-POINTWISE2(softplus_backward, "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(softplus_backward, "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) -> Tensor",
            b * K(o->beta) > K(o->threshold) ? a : a / (K(1) + exp(-b * K(o->beta))))
 /* x where positive, else negative_slope * x. */
 POINTWISE1(leaky_relu, "leaky_relu(Tensor x, float negative_slope=0.01) -> Tensor", F, x > K(0) ? x : x * K(o->negative_slope))
 /* The gradient of leaky_relu. */
-POINTWISE2(leaky_relu_backward, "leaky_relu_backward(Tensor a, Tensor b, float negative_slope) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(leaky_relu_backward, "leaky_relu_backward(Tensor a, Tensor b, float negative_slope) -> Tensor",
            b > K(0) ? a : a * K(o->negative_slope))
 /* x where positive, else w * x; see prelu. */
-POINTWISE2(prelu_kernel, "prelu_kernel(Tensor a, Tensor b) -> Tensor", HIDE, a > K(0) ? a : b * a)
+POINTWISE2(prelu_kernel, "prelu_kernel(Tensor a, Tensor b) -> Tensor", OP_HIDDEN, a > K(0) ? a : b * a)
 /* The gradient of prelu for its input: x where a is positive, else b x. */
-POINTWISE3(prelu_backward, "prelu_backward(Tensor x, Tensor a, Tensor b) -> Tensor", HIDE, a > K(0) ? x : b * x)
+POINTWISE3_BACKWARD(prelu_backward, "prelu_backward(Tensor x, Tensor a, Tensor b) -> Tensor", a > K(0) ? x : b * x)
 /* The gradient of prelu for its weight, before summing: g min(b, 0). */
-POINTWISE2(prelu_weight_backward, "prelu_weight_backward(Tensor a, Tensor b) -> Tensor", HIDE, b > K(0) ? K(0) : a * b)
+POINTWISE2_BACKWARD(prelu_weight_backward, "prelu_weight_backward(Tensor a, Tensor b) -> Tensor", b > K(0) ? K(0) : a * b)
 /* x where positive, else alpha * (exp(x) - 1). */
 POINTWISE1(elu, "elu(Tensor x, float alpha=1) -> Tensor", F, x > K(0) ? x : K(o->alpha) * expm1(x))
 /* x where positive, else alpha * (exp(x / alpha) - 1). */
@@ -257,12 +259,12 @@ POINTWISE1(celu, "celu(Tensor x, float alpha=1) -> Tensor", F, x > K(0) ? x : K(
 POINTWISE1(selu, "selu(Tensor x) -> Tensor", F,
            K(1.0507009873554804934193349852946) * (x > K(0) ? x : K(1.6732632423543772848170429916717) * expm1(x)))
 /* The gradient of elu and its kin: scale g where b is positive, else scale alpha beta g exp(beta b). */
-POINTWISE2(elu_backward, "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, float scale=1) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(elu_backward, "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, float scale=1) -> Tensor",
            b > K(0) ? a * K(o->scale) : a * K(o->scale * o->alpha * o->beta) * exp(b * K(o->beta)))
 /* x * tanh(softplus(x)). */
 POINTWISE1(mish, "mish(Tensor x) -> Tensor", F, x * tanh(x > K(20) ? x : log1p(exp(x))))
 /* The gradient of mish: g (t + x (1 - t t) s) with t = tanh(softplus(x)) and s = sigmoid(x). */
-POINTWISE2(mish_backward, "mish_backward(Tensor a, Tensor b) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(mish_backward, "mish_backward(Tensor a, Tensor b) -> Tensor",
            a * (tanh(b > K(20) ? b : log1p(exp(b))) +
                 b * (K(1) - tanh(b > K(20) ? b : log1p(exp(b))) * tanh(b > K(20) ? b : log1p(exp(b)))) / (K(1) + exp(-b))))
 PW_HEAD(clamp, f32, float) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
@@ -279,7 +281,7 @@ static int clamp_infer(Infer *I) {
 OP(clamp, .signature = "clamp(Tensor x, float? min=None, float? max=None) -> Tensor", .flags = OP_INPLACE, .infer = clamp_infer,
    .sbp = "...", .cpu = pointwise_cpu, .expression = MF_TEXT(CLAMP), .pointwise = {clamp_f32, clamp_f64, clamp_i64})
 /* The gradient of clamp: g where b lies between the bounds, which count as inside. */
-POINTWISE2(clamp_backward, "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(clamp_backward, "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor",
            (!o->has_min || b >= K(o->min)) && (!o->has_max || b <= K(o->max)) ? a : K(0))
 /* x where x > threshold, else value. */
 POINTWISE1_ALL(threshold, "threshold(Tensor x, float threshold, float value) -> Tensor", OP_INPLACE,
@@ -291,7 +293,7 @@ POINTWISE1_ALL(hardtanh, "hardtanh(Tensor x, float min_val=-1, float max_val=1) 
 /* x between 0 and 6. */
 POINTWISE1_ALL(relu6, "relu6(Tensor x) -> Tensor", OP_INPLACE, x < K(0) ? K(0) : x > K(6) ? K(6) : x, x < 0 ? 0 : x > 6 ? 6 : x)
 /* a where min < b < max, else 0: the gradient of functions that are flat outside. */
-POINTWISE2(inside_backward, "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(inside_backward, "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> Tensor",
            b > K(o->min) && b < K(o->max) ? a : K(0))
 /* x moved toward 0 by lambd, 0 within. */
 POINTWISE1(softshrink, "softshrink(Tensor x, float lambd=0.5) -> Tensor", F,
@@ -299,23 +301,23 @@ POINTWISE1(softshrink, "softshrink(Tensor x, float lambd=0.5) -> Tensor", F,
 /* x where |x| > lambd, else 0. */
 POINTWISE1(hardshrink, "hardshrink(Tensor x, float lambd=0.5) -> Tensor", F, x >= -K(o->lambd) && x <= K(o->lambd) ? K(0) : x)
 /* The gradient of softshrink and hardshrink: g where |b| > lambd. */
-POINTWISE2(shrink_backward, "shrink_backward(Tensor a, Tensor b, float lambd) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(shrink_backward, "shrink_backward(Tensor a, Tensor b, float lambd) -> Tensor",
            b >= -K(o->lambd) && b <= K(o->lambd) ? K(0) : a)
 /* log(sigmoid(x)). */
 POINTWISE1(logsigmoid, "logsigmoid(Tensor x) -> Tensor", F, (x < K(0) ? x : K(0)) - log1p(exp(-fabs(x))))
 /* The gradient of logsigmoid: g sigmoid(-b). */
-POINTWISE2(logsigmoid_backward, "logsigmoid_backward(Tensor a, Tensor b) -> Tensor", HIDE, a / (K(1) + exp(b)))
+POINTWISE2_BACKWARD(logsigmoid_backward, "logsigmoid_backward(Tensor a, Tensor b) -> Tensor", a / (K(1) + exp(b)))
 /* clamp(x + 3, 0, 6) / 6. */
 POINTWISE1(hardsigmoid, "hardsigmoid(Tensor x) -> Tensor", F, (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
 /* x * hardsigmoid(x). */
 POINTWISE1(hardswish, "hardswish(Tensor x) -> Tensor", F, x * (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
 /* The gradient of hardswish: g (x / 3 + 1/2) between -3 and 3. */
-POINTWISE2(hardswish_backward, "hardswish_backward(Tensor a, Tensor b) -> Tensor", HIDE,
+POINTWISE2_BACKWARD(hardswish_backward, "hardswish_backward(Tensor a, Tensor b) -> Tensor",
            b < K(-3) ? K(0) : b > K(3) ? a : a * (b / K(3) + K(0.5)))
 /* x / (1 + |x|). */
 POINTWISE1(softsign, "softsign(Tensor x) -> Tensor", F, x / (K(1) + fabs(x)))
 /* The gradient of softsign: g / (1 + |x|)^2. */
-POINTWISE2(softsign_backward, "softsign_backward(Tensor a, Tensor b) -> Tensor", HIDE, a / ((K(1) + fabs(b)) * (K(1) + fabs(b))))
+POINTWISE2_BACKWARD(softsign_backward, "softsign_backward(Tensor a, Tensor b) -> Tensor", a / ((K(1) + fabs(b)) * (K(1) + fabs(b))))
 /* x - tanh(x). */
 POINTWISE1(tanhshrink, "tanhshrink(Tensor x) -> Tensor", F, x - tanh(x))
 
@@ -333,7 +335,7 @@ static int where_infer(Infer *I) {
 
 /* a where c is true, else b. */
 OP(where, .signature = "where(Tensor c, Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_FUNCTION_ONLY, .infer = where_infer,
-   .sbp = "..., ..., ...", .cpu = pointwise_cpu, .expression = "x != 0 ? a : b", .pointwise = {where_f32, where_f64, where_i64})
+   .sbp = "..., ..., ...", .linear = "a+b", .cpu = pointwise_cpu, .expression = "x != 0 ? a : b", .pointwise = {where_f32, where_f64, where_i64})
 
 PW_HEAD(masked_fill, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
 PW_HEAD(masked_fill, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)

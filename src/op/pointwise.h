@@ -95,25 +95,34 @@ extern float powf(float, float) MF_SIMD;
   PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(T, PW_X, expr)                                                           \
   PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(T, PW_X, expr)                                                          \
   PW_RECORD(name, sig, flags, "...", NULL, #expr, name##_f32, name##_f64, NULL)
-#define POINTWISE2(name, sig, flags, expr)                                                                          \
+#define PW_TWO(name, sig, flags, linear_, text, expr)                                                               \
   PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                          \
   PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                         \
-  PW_RECORD(name, sig, flags, "..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
-#define POINTWISE3(name, sig, flags, expr)                                                                          \
+  PW_RECORD(name, sig, flags, "..., ...", linear_, text, name##_f32, name##_f64, NULL)
+#define POINTWISE2(name, sig, flags, expr) PW_TWO(name, sig, flags, NULL, #expr, expr)
+/* The same, saying how partial sums pass; the second is for gradients, which are linear in the incoming one. */
+#define POINTWISE2_LINEAR(name, sig, flags, linear_, expr) PW_TWO(name, sig, flags, linear_, #expr, expr)
+#define POINTWISE2_BACKWARD(name, sig, expr) PW_TWO(name, sig, OP_HIDDEN, "a", #expr, expr)
+#define PW_THREE(name, sig, flags, linear_, text, expr)                                                             \
   PW_HEAD(name, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, expr)                                                         \
   PW_HEAD(name, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, expr)                                                        \
-  PW_RECORD(name, sig, flags, "..., ..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
+  PW_RECORD(name, sig, flags, "..., ..., ...", linear_, text, name##_f32, name##_f64, NULL)
+#define POINTWISE3_LINEAR(name, sig, flags, linear_, expr) PW_THREE(name, sig, flags, linear_, #expr, expr)
+#define POINTWISE3_BACKWARD(name, sig, expr) PW_THREE(name, sig, OP_HIDDEN, "x", #expr, expr)
 #define POINTWISE4(name, sig, flags, expr)                                                                          \
   PW_HEAD(name, f32, float) PW_IN4 PW_LOOP(T, PW_XABC, expr)                                                        \
   PW_HEAD(name, f64, double) PW_IN4 PW_LOOP(T, PW_XABC, expr)                                                       \
   PW_RECORD(name, sig, flags, "..., ..., ..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
 
 /* Floats and whole numbers. The last argument of the 2 form says how partial sums pass. */
-#define POINTWISE1_ALL(name, sig, flags, expr, expr_int)                                                            \
+#define PW_ONE_ALL(name, sig, flags, linear_, text, expr, expr_int)                                                 \
   PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(T, PW_X, expr)                                                           \
   PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(T, PW_X, expr)                                                          \
   PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, expr_int)                                                     \
-  PW_RECORD(name, sig, flags, "...", NULL, #expr, name##_f32, name##_f64, name##_i64)
+  PW_RECORD(name, sig, flags, "...", linear_, text, name##_f32, name##_f64, name##_i64)
+#define POINTWISE1_ALL(name, sig, flags, expr, expr_int) PW_ONE_ALL(name, sig, flags, NULL, #expr, expr, expr_int)
+#define POINTWISE1_LINEAR_ALL(name, sig, flags, linear_, expr, expr_int)                                            \
+  PW_ONE_ALL(name, sig, flags, linear_, #expr, expr, expr_int)
 #define POINTWISE2_ALL(name, sig, flags, linear_, expr, expr_int)                                                   \
   PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                          \
   PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                         \

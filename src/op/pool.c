@@ -24,7 +24,8 @@ typedef struct Axis {
 
 typedef struct Pool {
   PoolMode mode;
-  bool back, lanes, include_pad;
+  bool back, include_pad;
+  bool channels;            /* lie side by side in all images */
   int64_t divisor_override; /* 0: none */
   Axis h, w;
   int64_t n, c, xs[4], vs[4], ys[4];
@@ -36,6 +37,11 @@ typedef struct Span {
   int64_t h0, h1, w0, w1, rows, cols; /* rows, cols: as counted in the divisor */
   double divisor;
 } Span;
+
+/* The operands' steps from lane to lane. */
+typedef struct Lanes {
+  int64_t n, x, v, y;
+} Lanes;
 
 static void axis_window(const Axis *a, int64_t o, bool include_pad, int64_t *from, int64_t *to,
                         int64_t *count) {
@@ -54,6 +60,14 @@ static void axis_window(const Axis *a, int64_t o, bool include_pad, int64_t *fro
   if (!include_pad) *count = *to - *from;
 }
 
+/* The outputs [from, to) whose windows lie inside the image. */
+static void axis_inside(const Axis *a, int64_t *from, int64_t *to) {
+  int64_t last = a->in + a->padding - (a->kernel - 1) * a->dilation - 1;
+  *from = a->adaptive ? 0 : (a->padding + a->stride - 1) / a->stride;
+  *to = a->adaptive || last < 0 ? 0 : last / a->stride + 1;
+  if (*to > a->out) *to = a->out;
+}
+
 static void span_rows(const Pool *p, int64_t oh, Span *s) {
   axis_window(&p->h, oh, p->include_pad, &s->h0, &s->h1, &s->rows);
 }
@@ -68,11 +82,13 @@ static void span_cols(const Pool *p, int64_t ow, Span *s) {
 #include "pool_kernels.h"
 #undef T
 #undef NAME
+#undef EACH
 #define T double
 #define NAME(f) f##_f64
 #include "pool_kernels.h"
 #undef T
 #undef NAME
+#undef EACH
 
 /* -- Running ---------- */
 
@@ -121,7 +137,7 @@ static int pool_run(const OpCall *c, Pool *p, const View *x, const View *v, cons
   int64_t *strides[3] = {p->xs, p->vs, p->ys};
   char *scratch = c->scratch;
   if (view_numel(&c->out[0]) == 0) return 0;
-  p->lanes = true;
+  p->channels = true;
   for (int k = 0; k < 3; k++) {
     if (!given[k]) continue;
     operand_set(&operands[k], given[k], &scratch);
@@ -130,13 +146,13 @@ static int pool_run(const OpCall *c, Pool *p, const View *x, const View *v, cons
     if (operands[k].copied && !written) copy_views(&operands[k].image.view, use);
     *data[k] = use->data;
     memcpy(strides[k], use->stride, sizeof p->xs);
-    p->lanes = p->lanes && use->stride[1] == 1 && use->shape[1] > 1;
+    p->channels = p->channels && use->stride[1] == 1 && use->shape[1] > 1;
   }
   const View *pooled = operand_view(&operands[2]), *whole = operand_view(&operands[v ? 1 : 0]);
   p->n = pooled->shape[0], p->c = pooled->shape[1];
   p->h.in = whole->shape[2], p->w.in = whole->shape[3];
   p->h.out = pooled->shape[2], p->w.out = pooled->shape[3];
-  int64_t width = p->lanes ? LANES : 1;
+  int64_t width = p->channels ? LANES : 1;
   int64_t work = p->h.in * p->w.in * width, grain = work > 1 << 15 ? 1 : (1 << 15) / work;
   mf_parallel(p->n * ((p->c + width - 1) / width), grain,
               pooled->dtype == F64 ? pool_range_f64 : pool_range_f32, p);
@@ -247,7 +263,7 @@ OP(max_pool2d,
    .signature = "max_pool2d(Tensor x, int[2] kernel_size, int[2]? stride=None, int[2] padding=0, "
                 "int[2] dilation=1, "
                 "bool ceil_mode=False) -> Tensor",
-   .infer = max_pool2d_infer, .cpu = max_pool2d_cpu, .scratch = pool_scratch)
+   .sbp = "n c H W", .infer = max_pool2d_infer, .cpu = max_pool2d_cpu, .scratch = pool_scratch)
 
 static int max_pool2d_backward_infer(Infer *I) {
   const struct max_pool2d_backward_args *a = I->args;
@@ -274,8 +290,8 @@ OP(max_pool2d_backward,
    .signature = "max_pool2d_backward(Tensor g, Tensor x, int[2] kernel_size, int[2]? stride=None, "
                 "int[2] padding=0, "
                 "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
-   .flags = OP_HIDDEN, .infer = max_pool2d_backward_infer, .cpu = max_pool2d_backward_cpu,
-   .scratch = pool_scratch)
+   .flags = OP_HIDDEN, .sbp = "n c H W, n c I J -> n c I J", .linear = "g",
+   .infer = max_pool2d_backward_infer, .cpu = max_pool2d_backward_cpu, .scratch = pool_scratch)
 
 static int max_pool2d_pick_infer(Infer *I) {
   const struct max_pool2d_pick_args *a = I->args;
@@ -297,8 +313,8 @@ OP(max_pool2d_pick,
    .signature = "max_pool2d_pick(Tensor v, Tensor x, int[2] kernel_size, int[2]? stride=None, "
                 "int[2] padding=0, "
                 "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
-   .flags = OP_HIDDEN, .infer = max_pool2d_pick_infer, .cpu = max_pool2d_pick_cpu,
-   .scratch = pool_scratch)
+   .flags = OP_HIDDEN, .sbp = "n c I J, n c I J -> n c H W", .linear = "v",
+   .infer = max_pool2d_pick_infer, .cpu = max_pool2d_pick_cpu, .scratch = pool_scratch)
 
 /* -- avg_pool2d ---------- */
 
@@ -327,7 +343,8 @@ OP(avg_pool2d,
    .signature = "avg_pool2d(Tensor x, int[2] kernel_size, int[2]? stride=None, int[2] padding=0, "
                 "bool ceil_mode=False, "
                 "bool count_include_pad=True, int? divisor_override=None) -> Tensor",
-   .linear = "x", .infer = avg_pool2d_infer, .cpu = avg_pool2d_cpu, .scratch = pool_scratch)
+   .sbp = "n c H W", .linear = "x", .infer = avg_pool2d_infer, .cpu = avg_pool2d_cpu,
+   .scratch = pool_scratch)
 
 static int avg_pool2d_backward_infer(Infer *I) {
   const struct avg_pool2d_backward_args *a = I->args;
@@ -358,7 +375,7 @@ OP(avg_pool2d_backward,
        "avg_pool2d_backward(Tensor g, int[2] size, int[2] kernel_size, int[2]? stride=None, int[2] "
        "padding=0, "
        "bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor",
-   .flags = OP_HIDDEN, .linear = "g", .infer = avg_pool2d_backward_infer,
+   .flags = OP_HIDDEN, .sbp = "n c H W", .linear = "g", .infer = avg_pool2d_backward_infer,
    .cpu = avg_pool2d_backward_cpu, .scratch = pool_scratch)
 
 /* -- adaptive_avg_pool2d ---------- */
@@ -398,8 +415,8 @@ static int adaptive_avg_pool2d_cpu(const OpCall *c) {
 /* The mean over windows that divide the image into output_size parts, as evenly as whole pixels
  * allow. */
 OP(adaptive_avg_pool2d, .signature = "adaptive_avg_pool2d(Tensor x, int[2] output_size) -> Tensor",
-   .linear = "x", .infer = adaptive_avg_pool2d_infer, .cpu = adaptive_avg_pool2d_cpu,
-   .scratch = pool_scratch)
+   .sbp = "n c H W", .linear = "x", .infer = adaptive_avg_pool2d_infer,
+   .cpu = adaptive_avg_pool2d_cpu, .scratch = pool_scratch)
 
 static int adaptive_avg_pool2d_backward_infer(Infer *I) {
   const struct adaptive_avg_pool2d_backward_args *a = I->args;
@@ -414,5 +431,5 @@ static int adaptive_avg_pool2d_backward_cpu(const OpCall *c) {
 /* The gradient of adaptive_avg_pool2d of an image of height and width `size`. */
 OP(adaptive_avg_pool2d_backward,
    .signature = "adaptive_avg_pool2d_backward(Tensor g, int[2] size) -> Tensor", .flags = OP_HIDDEN,
-   .linear = "g", .infer = adaptive_avg_pool2d_backward_infer,
+   .sbp = "n c H W", .linear = "g", .infer = adaptive_avg_pool2d_backward_infer,
    .cpu = adaptive_avg_pool2d_backward_cpu, .scratch = pool_scratch)

@@ -3,6 +3,7 @@
 #include "fold.h"
 #include "moments.h"
 #include "pointwise.h"
+#include "sbp_rule.h"
 
 /* -- Shapes ------------------------------------------------------------------------------------------------------------------ */
 
@@ -179,7 +180,9 @@ static int sum_infer(Infer *I) {
 }
 
 /* The sum over dims, all when none is given; whole numbers and bool are summed as int64. */
-OP(sum, .signature = "sum(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor", .infer = sum_infer, .cpu = sum_cpu,
+OP(sum, .signature = "sum(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_reduce_sum, .linear = "x",
+   .infer = sum_infer, .cpu = sum_cpu,
    .scratch = sum_scratch)
 
 static void mean_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
@@ -197,7 +200,9 @@ static int mean_infer(Infer *I) {
 }
 
 /* The mean over dims, all when none is given. */
-OP(mean, .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor", .infer = mean_infer, .cpu = mean_cpu,
+OP(mean, .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_reduce, .linear = "x",
+   .infer = mean_infer, .cpu = mean_cpu,
    .scratch = mean_scratch)
 
 FOLD_ALL(prod, double, 1, 1, MAP_SELF, JOIN_PROD, JOIN_PROD_INT)
@@ -210,7 +215,9 @@ static int prod_infer(Infer *I) {
 }
 
 /* The product over dims, all when none is given; that of whole numbers and bool is int64. */
-OP(prod, .signature = "prod(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor", .infer = prod_infer, .cpu = prod_cpu,
+OP(prod, .signature = "prod(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_reduce,
+   .infer = prod_infer, .cpu = prod_cpu,
    .scratch = prod_scratch)
 
 /* -- Extremes and tests ---------------------------------------------------------------------------------------------------------- */
@@ -235,9 +242,13 @@ static int amin_infer(Infer *I) {
 }
 
 /* The largest element over dims, all when none is given; NaN where there is one. The gradient is shared by equal ones. */
-OP(amax, .signature = "amax(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .infer = amax_infer, .cpu = amax_cpu, .scratch = amax_scratch)
+OP(amax, .signature = "amax(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
+   .sbp_rule = sbp_reduce_max,
+   .infer = amax_infer, .cpu = amax_cpu, .scratch = amax_scratch)
 /* The smallest element over dims, all when none is given; NaN where there is one. The gradient is shared by equal ones. */
-OP(amin, .signature = "amin(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
+OP(amin, .signature = "amin(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
+   .sbp_rule = sbp_reduce_min,
+   .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
 
 FOLD_ALL(any, float, 0, 0, MAP_TRUE, JOIN_MAX, JOIN_MAX)
 FOLD_ALL(all, float, 1, 1, MAP_TRUE, JOIN_MIN, JOIN_MIN)
@@ -274,13 +285,18 @@ TEST(all, BOOL)
 TEST(count_nonzero, I64)
 
 /* Whether any element over dims is not zero. */
-OP(any, .signature = "any(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD, .infer = any_infer, .cpu = any_cpu,
+OP(any, .signature = "any(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
+   .sbp_rule = sbp_reduce_max,
+   .infer = any_infer, .cpu = any_cpu,
    .scratch = any_scratch)
 /* Whether all elements over dims are not zero. */
-OP(all, .signature = "all(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD, .infer = all_infer, .cpu = all_cpu,
+OP(all, .signature = "all(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
+   .sbp_rule = sbp_reduce_min,
+   .infer = all_infer, .cpu = all_cpu,
    .scratch = all_scratch)
 /* How many elements over dims are not zero. */
 OP(count_nonzero, .signature = "count_nonzero(Tensor x, int[] dim=[], *, bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
+   .sbp_rule = sbp_reduce_sum,
    .infer = count_nonzero_infer, .cpu = count_nonzero_cpu, .scratch = count_nonzero_scratch)
 
 /* -- norm ------------------------------------------------------------------------------------------------------------------------ */
@@ -324,7 +340,9 @@ static int norm_infer(Infer *I) {
 }
 
 /* (sum |x|^p)^(1/p) over dims, all when none is given; p = inf is the largest |x|, 0 counts what is not zero. */
-OP(norm, .signature = "norm(Tensor x, float p=2, int[] dim=[], bool keepdim=False) -> Tensor", .infer = norm_infer, .cpu = norm_cpu,
+OP(norm, .signature = "norm(Tensor x, float p=2, int[] dim=[], bool keepdim=False) -> Tensor",
+   .sbp_rule = sbp_reduce,
+   .infer = norm_infer, .cpu = norm_cpu,
    .scratch = norm_scratch)
 
 /* -- var, std -------------------------------------------------------------------------------------------------------------------- */
@@ -386,9 +404,11 @@ static int std_infer(Infer *I) {
 
 /* The variance over dims, all when none is given, divided by n - 1, or by n where not unbiased, or by n - correction. */
 OP(var, .signature = "var(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? correction=None) -> Tensor",
+   .sbp_rule = sbp_reduce,
    .infer = var_infer, .cpu = var_cpu, .scratch = var_scratch)
 /* The standard deviation: the root of var. */
 OP(std, .signature = "std(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? correction=None) -> Tensor",
+   .sbp_rule = sbp_reduce,
    .infer = std_infer, .cpu = std_cpu, .scratch = std_scratch)
 
 /* -- logsumexp ------------------------------------------------------------------------------------------------------------------- */
@@ -466,10 +486,26 @@ static int logsumexp_infer(Infer *I) {
 }
 
 /* log(sum exp(x)) over dims, without overflow. */
-OP(logsumexp, .signature = "logsumexp(Tensor x, int[] dim, bool keepdim=False) -> Tensor", .infer = logsumexp_infer, .cpu = logsumexp_cpu,
+OP(logsumexp, .signature = "logsumexp(Tensor x, int[] dim, bool keepdim=False) -> Tensor",
+   .sbp_rule = sbp_reduce,
+   .infer = logsumexp_infer, .cpu = logsumexp_cpu,
    .scratch = logsumexp_scratch)
 
 /* -- sum_to, spread: the gradient of broadcasting, and of reducing -------------------------------------------------------------- */
+
+/* Dims that stay are split, sums over split dims are partial. */
+static int sum_to_sbp(SbpAsk *q) {
+  const Meta *x = q->in[0], *y = q->out[0];
+  int first = x->ndim - y->ndim;
+  for (int d = 0; d < x->ndim; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[0] = sbp_split(d);
+    bool stays = d >= first && y->shape[d - first] == x->shape[d];
+    row[1] = stays ? sbp_split(d - first) : (Sbp){SBP_P, 0};
+  }
+  return 0;
+}
 
 static int sum_to_infer(Infer *I) {
   const struct sum_to_args *a = I->args;
@@ -502,7 +538,9 @@ static int sum_to_cpu(const OpCall *c) {
 }
 
 /* x summed over the dims in which `size` is broadcast to x's shape. */
-OP(sum_to, .signature = "sum_to(Tensor x, int[] size) -> Tensor", .flags = OP_HIDDEN, .infer = sum_to_infer, .cpu = sum_to_cpu,
+OP(sum_to, .signature = "sum_to(Tensor x, int[] size) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = sum_to_sbp, .linear = "x",
+   .infer = sum_to_infer, .cpu = sum_to_cpu,
    .scratch = sum_to_scratch)
 
 static int spread_infer(Infer *I) {

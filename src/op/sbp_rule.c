@@ -83,7 +83,7 @@ static void drop_illegal(SbpAsk *q) {
 typedef struct Operand {
   int8_t label[MF_MAX_DIMS];
   int n, dots; /* dots: how many letters stand before "...", or -1 */
-  bool added;
+  bool whole, added; /* whole: "...!" */
 } Operand;
 
 /* Reads one operand and moves *at behind it. */
@@ -96,7 +96,8 @@ static bool read_operand(const char **at, Operand *o) {
       o->added = true;
     } else if (!strncmp(p, "...", 3) && o->dots < 0) {
       o->dots = o->n;
-      p += 2;
+      o->whole = p[3] == '!';
+      p += 2 + o->whole;
     } else if (isalpha((unsigned char)*p) && o->n < MF_MAX_DIMS) {
       o->label[o->n++] = (int8_t)(islower((unsigned char)*p) ? *p - 'a' : LABEL_CAPITAL + *p - 'A');
     } else {
@@ -115,7 +116,7 @@ static bool label_tensor(const Operand *o, const Meta *m, int8_t *label) {
   if (dots < 0) dots = 0;
   int before = o->dots < 0 ? 0 : o->dots;
   for (int d = 0, i = missing; d < m->ndim; d++) {
-    if (d >= before && d < before + dots) label[d] = (int8_t)(LABEL_DOTS + before + dots - 1 - d);
+    if (d >= before && d < before + dots) label[d] = (int8_t)(o->whole ? LABEL_NONE : LABEL_DOTS + before + dots - 1 - d);
     else label[d] = o->label[i++];
   }
   return true;
@@ -137,6 +138,7 @@ static int label_inputs(SbpAsk *q, const char *text, const char **at, Labels *l,
     if (p && *(*at)++ != ',') return does_not_fit(q, text);
     if (!read_operand(at, &o)) return does_not_fit(q, text);
     if (p == 0) *first = o;
+    if (o.added) q->added |= 1u << p;
     op_inputs_of_param(q->op, q->args, p, &from, &n);
     for (k = from; k < from + n; k++) {
       l->added[k] = o.added;
@@ -231,16 +233,6 @@ static int position_of(const Op *op, const char *name, size_t length) {
   return -1;
 }
 
-/* Inputs marked + in the notation are added, so that they are partial where the output is. */
-static bool is_added(const SbpAsk *q, int position) {
-  const char *at = q->op->spec[0]->sbp;
-  for (; at && position > 0; position--) {
-    at = strchr(at, ',');
-    if (at) at++;
-  }
-  return at && at[strspn(at, " ")] == '+';
-}
-
 /* One alternative: the names up to `stop`, joined by +. */
 static int linear_one(SbpAsk *q, const char *names, const char *stop) {
   Sbp *row = sbp_add(q);
@@ -255,7 +247,7 @@ static int linear_one(SbpAsk *q, const char *names, const char *stop) {
   }
   for (int k = 0; k < q->n_in; k++) {
     int position = op_param_of_input(q->op, q->args, k);
-    bool added = q->in[k] && is_added(q, position);
+    bool added = q->in[k] && q->added >> position & 1;
     if (added || partial >> position & 1) row[k].kind = SBP_P; /* absent or a number: dropped as not legal */
   }
   for (int k = 0; k < q->n_out; k++) row[q->n_in + k].kind = SBP_P;
@@ -401,10 +393,11 @@ static int viewed_dim(const Meta *x, int d, const Meta *y, int parts) {
   return -1;
 }
 
-/* Whether some argument counts along dim d. */
+/* Whether some argument counts along dim d; a list of dims (squeeze) treats parts of size 1 in its own way. */
 static bool is_cut(const SbpAsk *q, int d) {
   const Param *p = param_named(q->op, "dim");
-  return p && p->kind == PARAM_DIM && dims_of(q, "dim", q->in[0]->ndim) >> d & 1;
+  if (!p || !(dims_of(q, "dim", q->in[0]->ndim) >> d & 1)) return false;
+  return p->kind == PARAM_DIM || (p->kind == PARAM_INTS && q->in[0]->shape[d] < 2 * q->parts);
 }
 
 int sbp_view(SbpAsk *q) {
@@ -436,6 +429,7 @@ int sbp_signatures(SbpAsk *q) {
   const OpSpec *s = q->op->spec[0];
   bool view = s->flags & OP_VIEW && !s->sbp && !s->sbp_rule;
   q->found.n = 0;
+  q->added = 0;
   int rc = sbp_add(q) ? 0 : MF_ENOMEM;
   if (!rc && s->sbp && strcmp(s->sbp, "B")) rc = sbp_notation(q, s->sbp);
   if (!rc && s->sbp_rule) rc = s->sbp_rule(q);

@@ -9,8 +9,8 @@
  *
  * A letter names a dim; the same letter is the same size. Each small letter gives the signature "split there": S for the tensors that
  * have it, B for the others; an output without it becomes a partial sum P, and so must be then what is added (+). A capital is a
- * dim that cannot be split. "..." stands for any number of leading dims, which match from the right. A tensor with fewer dims than
- * letters lacks the first ones. Where an input has size 1 and another more, the first is B. A Tensor[] has one list for all.
+ * dim that cannot be split. "..." stands for any number of dims, which match from the right; "...!" for dims that cannot be split.
+ * A tensor with fewer dims than letters lacks the first ones. Where an input has size 1 and another more, the first is B. A Tensor[] has one list for all.
  * "B": nothing can be split, on purpose.
  *
  * `linear`: which inputs may be partial sums, by name: "a+b" both at once, "a|b" one at a time with the rest B.
@@ -32,6 +32,7 @@ struct SbpAsk {
   const void *args;               /* as inference left them */
   const Meta *const *in, *const *out;
   int n_in, n_out;
+  uint32_t added;                 /* tensor params that notation marked + */
   int parts;                      /* how many ranks there are along the axis: sizes below it are not split */
   VEC(Sbp) found;
 };

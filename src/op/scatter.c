@@ -7,6 +7,7 @@
 #include "copy_views.h"
 #include "op_args.h"
 #include "rows_add.h"
+#include "sbp_rule.h"
 
 enum { LINES_GRAIN = 1 << 14 };
 
@@ -222,7 +223,9 @@ static int gather_cpu(const OpCall *c) {
 }
 
 /* y[i, j, k] = x[i, index[i, j, k], k] for dim 1, and so on for others. */
-OP(gather, .signature = "gather(Tensor x, dim dim, Tensor index) -> Tensor", .infer = gather_infer, .cpu = gather_cpu)
+OP(gather, .signature = "gather(Tensor x, dim dim, Tensor index) -> Tensor",
+   .sbp_rule = sbp_all_but_dim, .linear = "x",
+   .infer = gather_infer, .cpu = gather_cpu)
 
 static int gather_backward_cpu(const OpCall *c) {
   const struct gather_backward_args *a = c->args;
@@ -237,6 +240,7 @@ static int gather_backward_cpu(const OpCall *c) {
 
 /* The gradient of gather: zeros of shape `size` with the elements of g added where they came from. */
 OP(gather_backward, .signature = "gather_backward(Tensor g, Tensor index, int[] size, int dim) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_all_but_dim, .linear = "g",
    .infer = gather_backward_infer, .cpu = gather_backward_cpu)
 
 /* -- scatter ------------------------------------------------------------------------------------------------------------------------------- */
@@ -266,7 +270,9 @@ static int scatter_cpu(const OpCall *c) {
 }
 
 /* x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and so on. The last of repeated places wins. */
-OP(scatter, .signature = "scatter(Tensor x, dim dim, Tensor index, Tensor|number src) -> Tensor", .flags = OP_INPLACE, .infer = scatter_infer,
+OP(scatter, .signature = "scatter(Tensor x, dim dim, Tensor index, Tensor|number src) -> Tensor", .flags = OP_INPLACE,
+   .sbp_rule = sbp_all_but_dim, .linear = "x+src",
+   .infer = scatter_infer,
    .cpu = scatter_cpu)
 
 static int scatter_add_infer(Infer *I) {
@@ -278,4 +284,5 @@ static int scatter_add_cpu(const OpCall *c) {
 
 /* x with src[i, j, k] added at [i, index[i, j, k], k] for dim 1, and so on. */
 OP(scatter_add, .signature = "scatter_add(Tensor x, dim dim, Tensor index, Tensor|number src) -> Tensor", .flags = OP_INPLACE,
+   .sbp_rule = sbp_all_but_dim, .linear = "x+src",
    .infer = scatter_add_infer, .cpu = scatter_add_cpu)

@@ -2,6 +2,7 @@
 #include "line_math.h"
 #include "lines.h"
 #include "pointwise.h"
+#include "sbp_rule.h"
 
 #define IN_BLOCKS(n, at, m) for (int64_t at = 0, m; m = n - at < BLOCK ? n - at : BLOCK, at < n; at += BLOCK)
 
@@ -144,13 +145,19 @@ SOFTMAX_OP(softmax_backward)
 SOFTMAX_OP(log_softmax_backward)
 
 /* exp(x - max) / sum of the same along dim. */
-OP(softmax, .signature = "softmax(Tensor x, dim dim=-1) -> Tensor", .infer = softmax_infer, .cpu = softmax_cpu, .scratch = softmax_scratch)
+OP(softmax, .signature = "softmax(Tensor x, dim dim=-1) -> Tensor",
+   .sbp_rule = sbp_all_but_dim,
+   .infer = softmax_infer, .cpu = softmax_cpu, .scratch = softmax_scratch)
 /* The logarithm of softmax, without its rounding. */
-OP(log_softmax, .signature = "log_softmax(Tensor x, dim dim=-1) -> Tensor", .infer = log_softmax_infer, .cpu = log_softmax_cpu,
+OP(log_softmax, .signature = "log_softmax(Tensor x, dim dim=-1) -> Tensor",
+   .sbp_rule = sbp_all_but_dim,
+   .infer = log_softmax_infer, .cpu = log_softmax_cpu,
    .scratch = log_softmax_scratch)
 /* The gradient of softmax from its output y: (g - sum(g y)) y. */
 OP(softmax_backward, .signature = "softmax_backward(Tensor g, Tensor y, dim dim) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_all_but_dim, .linear = "g",
    .infer = softmax_backward_infer, .cpu = softmax_backward_cpu, .scratch = softmax_backward_scratch)
 /* The gradient of log_softmax from its output y: g - exp(y) sum(g). */
 OP(log_softmax_backward, .signature = "log_softmax_backward(Tensor g, Tensor y, dim dim) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_all_but_dim, .linear = "g",
    .infer = log_softmax_backward_infer, .cpu = log_softmax_backward_cpu, .scratch = log_softmax_backward_scratch)
