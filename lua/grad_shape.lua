@@ -36,7 +36,25 @@ grad.slice_backward = {
 grad.diagonal = { x = function(g, _, o) return mf._diagonal_backward(g, o.shape.x, o.offset, o.dim1, o.dim2) end }
 grad.diagonal_backward = { g = function(g, _, o) return g:diagonal(o.offset, o.dim1, o.dim2) end }
 grad.as_strided = {
-  x = function(g, _, o) return mf._as_strided_backward(g, o.shape.x, o.x_stride, o.stride, o.storage_offset - o.x_offset) end,
+  x = function(g, _, o)
+    local shape, copies = o.shape.x, 1
+    for d, size in ipairs(shape) do
+      if o.x_stride[d] == 0 then copies = copies * size end
+    end
+    return mf._strided_add(g, shape, o.x_stride, 0, o.stride, o.storage_offset - o.x_offset, copies)
+  end,
+}
+grad.strided_add = { g = function(g, _, o) return mf._strided_add(g, o.shape.g, o.g_stride, o.g_offset, o.stride, o.offset, o.copies) end }
+-- What the tape makes of a write through a view.
+local function nothing(g, shape)
+  return mf.zeros({}, { dtype = g.dtype, device = g.device }):expand(shape)
+end
+grad.slice_base = {
+  x = function(g, _, o) return mf._scatter_base(nothing(g, o.shape.x), g, o.base_stride, o.size, o.stride, o.offset) end,
+}
+grad.scatter_base = {
+  x = function(g, _, o) return mf._scatter_base(g, nothing(g, o.size), o.base_stride, o.size, o.stride, o.offset) end,
+  src = function(g, _, o) return mf._slice_base(g, o.base_stride, o.size, o.stride, o.offset) end,
 }
 
 -- Several parts: their gradients joined; parts that were not used count as zeros.
@@ -51,7 +69,7 @@ local function join(g, shape, dim, size_of)
       local lacking = {}
       for d = 1, #shape do lacking[d] = shape[d] end
       lacking[dim + 1] = math.min(size, shape[dim + 1] - at)
-      parts[k] = mf.zeros({}, { dtype = some.dtype, device = some.device }):expand(lacking)
+      parts[k] = nothing(some, lacking)
     end
     k, at = k + 1, at + size
   end
@@ -76,7 +94,7 @@ grad.unbind = {
     local shape, parts, some = o.shape.x, {}, nil
     for _, part in pairs(g) do some = part end
     for k = 1, shape[o.dim + 1] do
-      parts[k] = g[k] or mf.zeros({}, { dtype = some.dtype, device = some.device }):expand(some.shape)
+      parts[k] = g[k] or nothing(some, some.shape)
     end
     return mf.stack(parts, o.dim)
   end,

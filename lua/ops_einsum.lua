@@ -154,11 +154,12 @@ end
 local function run(equation, xs)
   local terms, right = parse(equation)
   if #terms ~= #xs then fail("'%s' names %d operands, %d are given", equation, #terms, #xs) end
-  local all, rest, size = {}, 0, {}
+  local all, written, rest, size = {}, {}, 0, {}
   xs = { unpack(xs) }
   for k, term in ipairs(terms) do
     local labels, more = labels_of(term, xs[k]:dim(), k)
     rest = math.max(rest, more or 0)
+    written[k] = { unpack(labels) }
     xs[k], all[k] = without_repeats(xs[k], labels)
     for d, c in ipairs(all[k]) do
       local s, was = xs[k]:size(d - 1), size[c]
@@ -177,7 +178,7 @@ local function run(equation, xs)
       seen[c] = true
     end
   else
-    output = implied_output(all, rest)
+    output = implied_output(written, rest)
   end
   local needed = {}
   local function need(labels, by)

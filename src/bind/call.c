@@ -98,11 +98,20 @@ static int place_options(Reading *r, int table) {
   return 0;
 }
 
-/* How many slots from `at` the param takes; those of later params that must be given are left to them. */
+static bool takes_number(const Param *p) {
+  return !p->keyword_only && (p->kind == PARAM_INT || p->kind == PARAM_DIM || p->kind == PARAM_FLOAT || p->kind == PARAM_INTS);
+}
+
+/* How many slots from `at` the param takes. Those of later params that must be given are left to them; sizes before a number that may be given are one
+ * number, or a table: x:split(2, 1), x:roll({1, 2}, {0, 1}). */
 static int run_length(Reading *r, const Param *p, int at, int last) {
   int n = 1;
-  for (const Param *q = p + 1; q < r->op->params + r->op->n_params; q++) last -= !q->keyword_only && !q->fallback;
-  if (p->kind == PARAM_INTS && lua_type(r->L, at) == LUA_TNUMBER && !p->fixed)
+  bool one = false;
+  for (const Param *q = p + 1; q < r->op->params + r->op->n_params; q++) {
+    last -= !q->keyword_only && !q->fallback;
+    one |= takes_number(q) && q->fallback;
+  }
+  if (p->kind == PARAM_INTS && lua_type(r->L, at) == LUA_TNUMBER && !p->fixed && !one)
     while (at + n <= last && lua_type(r->L, at + n) == LUA_TNUMBER) n++;
   else if (p->kind == PARAM_TENSOR && p->list && lua_type(r->L, at) == LUA_TUSERDATA)
     while (at + n <= last && lua_type(r->L, at + n) == LUA_TUSERDATA) n++;

@@ -162,6 +162,16 @@ static int roll_infer(Infer *I) {
     return infer_error(I, "shifts has %d entries; without dims, which rolls all elements as one row, there is one", (int)a->shifts.n);
   if (a->dims.n && a->dims.n != a->shifts.n)
     return infer_error(I, "shifts has %d entries, dims has %d", (int)a->shifts.n, (int)a->dims.n);
+  int n = 0; /* one shift a dim */
+  for (int k = 0; k < a->dims.n; k++) {
+    int64_t size = x->ndim ? x->shape[a->dims.v[k]] : 1, shift = size ? a->shifts.v[k] % size : 0;
+    int at = 0;
+    while (at < n && a->dims.v[at] != a->dims.v[k]) at++;
+    a->shifts.v[at] = at < n ? a->shifts.v[at] + shift : shift;
+    a->dims.v[at] = a->dims.v[k];
+    if (at == n) n++;
+  }
+  if (n) a->dims.n = a->shifts.n = n;
   if (a->dims.n == 0 && x->ndim != 1 && !meta_is_contiguous(x)) return infer_shape(I, (DType)x->dtype, x->ndim, x->shape);
   return infer_same(I);
 }

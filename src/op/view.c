@@ -608,47 +608,47 @@ static int diagonal_backward_cpu(const OpCall *c) {
 OP(diagonal_backward, .signature = "diagonal_backward(Tensor g, int[] size, int offset, int dim1, int dim2) -> Tensor", .flags = OP_HIDDEN,
    .infer = diagonal_backward_infer, .cpu = diagonal_backward_cpu)
 
-static int as_strided_backward_infer(Infer *I) {
-  const struct as_strided_backward_args *a = I->args;
+static int strided_add_infer(Infer *I) {
+  const struct strided_add_args *a = I->args;
   return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
-static int64_t as_strided_reach(const struct as_strided_backward_args *a) {
-  int64_t low, high;
-  shape_extent((int)a->size.n, a->size.v, a->x_stride.v, &low, &high);
-  return high + 1;
+/* How many elements of memory both sides reach. */
+static int64_t strided_add_reach(const OpCall *c) {
+  const struct strided_add_args *a = c->args;
+  int64_t low, high, reach;
+  shape_extent((int)a->size.n, a->size.v, a->stride.v, &low, &high);
+  reach = a->offset + high + 1;
+  shape_extent(c->in[0].ndim, c->in[0].shape, a->g_stride.v, &low, &high);
+  return a->g_offset + high + 1 > reach ? a->g_offset + high + 1 : reach;
 }
 
-static size_t as_strided_backward_scratch(const OpCall *c) {
-  return (size_t)as_strided_reach(c->args) * sizeof(double);
+static size_t strided_add_scratch(const OpCall *c) {
+  return (size_t)strided_add_reach(c) * sizeof(double);
 }
 
-/* Sums in double over the memory that x covered, in the order of g's elements; then read as x lay there. Places that x shows several times
- * (it was expanded) share their gradient, which the sum over the copies in expand's gradient would count once each: they are divided. */
-static int as_strided_backward_cpu(const OpCall *c) {
-  const struct as_strided_backward_args *a = c->args;
-  const View *g = &c->in[0], *y = &c->out[0];
+static int strided_add_cpu(const OpCall *c) {
+  const struct strided_add_args *a = c->args;
+  const View *g = &c->in[0];
   double *memory = c->scratch;
-  int64_t reach = as_strided_reach(a), copies = 1;
+  int64_t reach = strided_add_reach(c), size = (int64_t)dtype_size((DType)g->dtype);
   memset(memory, 0, sizeof *memory * (size_t)reach);
-  size_t size = dtype_size((DType)g->dtype);
   for (int64_t i = 0, n = view_numel(g); i < n; i++) {
-    int64_t rest = i, from = 0, to = a->offset;
+    int64_t rest = i, from = 0, to = a->g_offset;
     for (int d = g->ndim - 1; d >= 0; d--) {
       from += rest % g->shape[d] * g->stride[d];
-      to += rest % g->shape[d] * a->stride.v[d];
+      to += rest % g->shape[d] * a->g_stride.v[d];
       rest /= g->shape[d];
     }
-    memory[to] += dtype_get_f64((DType)g->dtype, (char *)g->data + from * (int64_t)size);
+    memory[to] += dtype_get_f64((DType)g->dtype, (char *)g->data + from * size);
   }
-  for (int d = 0; d < a->size.n; d++)
-    if (!a->x_stride.v[d]) copies *= a->size.v[d];
-  for (int64_t i = 0; i < reach && copies > 1; i++) memory[i] /= (double)copies;
-  View flat = {.data = memory, .shape = a->size.v, .stride = a->x_stride.v, .ndim = (int8_t)a->size.n, .dtype = F64};
-  return copy_views(&flat, y);
+  for (int64_t i = 0; i < reach && a->copies > 1; i++) memory[i] /= (double)a->copies;
+  View read = {.data = memory + a->offset, .shape = a->size.v, .stride = a->stride.v, .ndim = (int8_t)a->size.n, .dtype = F64};
+  return copy_views(&read, &c->out[0]);
 }
 
-/* The gradient of as_strided: what the elements of g sum to at each place of x, whose shape was `size`. */
-OP(as_strided_backward,
-   .signature = "as_strided_backward(Tensor g, int[] size, int[] x_stride, int[] stride, int offset) -> Tensor", .flags = OP_HIDDEN,
-   .infer = as_strided_backward_infer, .cpu = as_strided_backward_cpu, .scratch = as_strided_backward_scratch)
+/* The gradient of as_strided, and of itself: zeroed memory to which the elements of g are added where (g_stride, g_offset) put them, then read as
+ * (size, stride, offset). Places that x showed several times (it was expanded) share their gradient: `copies` of them. */
+OP(strided_add,
+   .signature = "strided_add(Tensor g, int[] size, int[] stride, int offset, int[] g_stride, int g_offset, int copies) -> Tensor",
+   .flags = OP_HIDDEN, .infer = strided_add_infer, .cpu = strided_add_cpu, .scratch = strided_add_scratch)
