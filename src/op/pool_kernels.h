@@ -1,118 +1,139 @@
 /* The loops of pooling for one element type T; included by pool.c once a type, with NAME to tell
  * them apart.
  *
- * Two ways through memory. Where channels lie side by side, a job is a block of up to LANES
- * channels of one image, and every step is a vector over them. Otherwise a job is one plane, and
- * steps are single elements. Both visit a window's elements in row-major order, and a maximum is
- * the first of equals; NaN counts as larger than all, the last one as largest, as in PyTorch. */
+ * The same window of many outputs is walked at once, its lanes being channels that lie side by
+ * side, or, in planes, the columns of a row whose windows lie inside the image. What is left in
+ * planes goes element by element. A window's elements are visited in row-major order, and a maximum
+ * is the first of equals; NaN counts as larger than all, the last one as largest, as in PyTorch. */
 
-/* -- Channels side by side ---------- */
+/* For each lane i the place j = i * step in an operand; steps 1 and 2 in loops of their own, which
+ * vectorise. */
+#define EACH(lanes, step, i, j, ...)                                                               \
+  do {                                                                                             \
+    if ((step) == 1)                                                                               \
+      for (int64_t i = 0, j; j = i, i < (lanes); i++) __VA_ARGS__                                  \
+    else if ((step) == 2)                                                                          \
+      for (int64_t i = 0, j; j = 2 * i, i < (lanes); i++) __VA_ARGS__                              \
+    else                                                                                           \
+      for (int64_t i = 0, j; j = i * (step), i < (lanes); i++) __VA_ARGS__                         \
+  } while (0)
 
 /* The maximum over a window and the position of it, counted in the order of the visit. */
-static void NAME(lanes_max)(const Pool *p, const Span *s, const T *x, int64_t lanes, T *best,
+static void NAME(lanes_max)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *best,
                             int32_t *where) {
   int32_t k = 0;
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
       const T *at = x + h * p->xs[2] + w * p->xs[3];
-      if (k == 0) {
-        for (int64_t i = 0; i < lanes; i++) best[i] = at[i], where[i] = 0;
-      } else {
-        for (int64_t i = 0; i < lanes; i++) {
-          T v = at[i];
+      if (k == 0)
+        EACH(l->n, l->x, i, j, { best[i] = at[j], where[i] = 0; });
+      else
+        EACH(l->n, l->x, i, j, {
+          T v = at[j];
           bool more = (v > best[i]) | (v != v);
           best[i] = more ? v : best[i];
           where[i] = more ? k : where[i];
-        }
-      }
+        });
     }
   }
 }
 
-/* Moves between a window's elements and the pooled element: y = picked v, or v += g where picked.
+/* Moves between a window's elements and the pooled element: y = picked v, or v += y where picked.
  */
-static void NAME(lanes_picked)(const Pool *p, const Span *s, T *v, int64_t lanes,
-                               const int32_t *where, T *y, bool back) {
+static void NAME(lanes_picked)(const Pool *p, const Span *s, const Lanes *l, T *v,
+                               const int32_t *where, T *y) {
   int32_t k = 0;
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (back)
-        for (int64_t i = 0; i < lanes; i++) at[i] += where[i] == k ? y[i] : 0;
+      if (p->back)
+        EACH(l->n, l->v, i, j, { at[j] += where[i] == k ? y[i] : 0; });
       else
-        for (int64_t i = 0; i < lanes; i++) y[i] = where[i] == k ? at[i] : y[i];
+        EACH(l->n, l->v, i, j, { y[i] = where[i] == k ? at[j] : y[i]; });
     }
   }
 }
 
-static void NAME(lanes_mean)(const Pool *p, const Span *s, T *v, int64_t lanes, T *y, bool back) {
+static void NAME(lanes_mean)(const Pool *p, const Span *s, const Lanes *l, T *v, T *y) {
   T scale = (T)(1 / s->divisor), part[LANES];
-  for (int64_t i = 0; i < lanes; i++) part[i] = back ? y[i] * scale : 0;
+  for (int64_t i = 0; i < l->n; i++) part[i] = p->back ? y[i] * scale : 0;
   for (int64_t h = s->h0; h < s->h1; h++) {
     for (int64_t w = s->w0; w < s->w1; w++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (back)
-        for (int64_t i = 0; i < lanes; i++) at[i] += part[i];
+      if (p->back)
+        EACH(l->n, l->v, i, j, { at[j] += part[i]; });
       else
-        for (int64_t i = 0; i < lanes; i++) part[i] += at[i];
+        EACH(l->n, l->v, i, j, { part[i] += at[j]; });
     }
   }
-  for (int64_t i = 0; i < lanes && !back; i++) y[i] = part[i] * scale;
+  for (int64_t i = 0; i < l->n && !p->back; i++) y[i] = part[i] * scale;
 }
 
-/* Zeroes rows [from, to) of the lanes of v. */
-static void NAME(lanes_clear)(const Pool *p, T *v, int64_t lanes, int64_t from, int64_t to) {
+/* One window in every lane. The pooled elements lie side by side, or go through a buffer. */
+static void NAME(lanes_window)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *v,
+                               T *y) {
+  T best[LANES], pooled[LANES], *to = l->y == 1 ? y : pooled;
+  int32_t where[LANES];
+  if (to != y && p->back)
+    for (int64_t i = 0; i < l->n; i++) to[i] = y[i * l->y];
+  if (p->mode == POOL_MEAN) {
+    NAME(lanes_mean)(p, s, l, v, to);
+  } else if (!v) {
+    NAME(lanes_max)(p, s, l, x, to, where);
+  } else {
+    NAME(lanes_max)(p, s, l, x, best, where);
+    NAME(lanes_picked)(p, s, l, v, where, to);
+  }
+  if (to != y && !p->back)
+    for (int64_t i = 0; i < l->n; i++) y[i * l->y] = to[i];
+}
+
+/* -- Channels side by side ---------- */
+
+/* Zeroes rows [from, to) of a block of channels. */
+static void NAME(channels_clear)(const Pool *p, T *v, int64_t channels, int64_t from, int64_t to) {
   for (int64_t h = from; h < to; h++)
     for (int64_t w = 0; w < p->w.in; w++)
-      memset(v + h * p->vs[2] + w * p->vs[3], 0, sizeof(T) * (size_t)lanes);
+      memset(v + h * p->vs[2] + w * p->vs[3], 0, sizeof(T) * (size_t)channels);
 }
 
-static void NAME(lanes_job)(const Pool *p, const T *x, T *v, T *y, int64_t lanes) {
-  T best[LANES];
-  int32_t where[LANES];
-  int64_t clear = 0;
+static void NAME(channels_job)(const Pool *p, int64_t channels, const T *x, T *v, T *y) {
+  Lanes lanes = {.n = channels, .x = 1, .v = 1, .y = 1};
+  int64_t clear = 0; /* rows before it are */
   for (int64_t oh = 0; oh < p->h.out; oh++) {
     Span s;
     span_rows(p, oh, &s);
     if (p->back && s.h1 > clear) {
-      NAME(lanes_clear)(p, v, lanes, clear, s.h1);
+      NAME(channels_clear)(p, v, channels, clear, s.h1);
       clear = s.h1;
     }
     for (int64_t ow = 0; ow < p->w.out; ow++) {
-      T *to = y + oh * p->ys[2] + ow * p->ys[3];
       span_cols(p, ow, &s);
-      if (p->mode == POOL_MEAN) {
-        NAME(lanes_mean)(p, &s, v, lanes, to, p->back);
-      } else if (!v) {
-        NAME(lanes_max)(p, &s, x, lanes, to, where);
-      } else {
-        NAME(lanes_max)(p, &s, x, lanes, best, where);
-        NAME(lanes_picked)(p, &s, v, lanes, where, to, p->back);
-      }
+      NAME(lanes_window)(p, &s, &lanes, x, v, y + oh * p->ys[2] + ow * p->ys[3]);
     }
   }
-  if (p->back) NAME(lanes_clear)(p, v, lanes, clear, p->h.in);
+  if (p->back) NAME(channels_clear)(p, v, channels, clear, p->h.in);
 }
 
 /* -- Planes ---------- */
 
-/* Where in x the maximum of a window is. */
-static int64_t NAME(plane_max)(const Pool *p, const Span *s, const T *x, int64_t *h_best,
-                               int64_t *w_best) {
-  int64_t h_at = s->h0, w_at = s->w0;
-  T best = x[h_at * p->xs[2] + w_at * p->xs[3]];
+static void NAME(single_max)(const Pool *p, const Span *s, const T *x, T *v, T *y) {
+  int64_t h_best = s->h0, w_best = s->w0;
+  T best = x[h_best * p->xs[2] + w_best * p->xs[3]];
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
-    const T *row = x + h * p->xs[2];
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation) {
-      T value = row[w * p->xs[3]];
-      if (value > best || value != value) best = value, h_at = h, w_at = w;
+      T value = x[h * p->xs[2] + w * p->xs[3]];
+      if (value > best || value != value) best = value, h_best = h, w_best = w;
     }
   }
-  *h_best = h_at, *w_best = w_at;
-  return h_at * p->xs[2] + w_at * p->xs[3];
+  T *at = v ? v + h_best * p->vs[2] + w_best * p->vs[3] : &best;
+  if (p->back)
+    *at += *y;
+  else
+    *y = *at;
 }
 
-static void NAME(plane_mean)(const Pool *p, const Span *s, T *v, T *y) {
+static void NAME(single_mean)(const Pool *p, const Span *s, T *v, T *y) {
   T scale = (T)(1 / s->divisor), part = p->back ? *y * scale : 0;
   for (int64_t h = s->h0; h < s->h1; h++) {
     for (int64_t w = s->w0; w < s->w1; w++) {
@@ -126,28 +147,30 @@ static void NAME(plane_mean)(const Pool *p, const Span *s, T *v, T *y) {
   if (!p->back) *y = part * scale;
 }
 
+static void NAME(plane_clear)(const Pool *p, T *v) {
+  for (int64_t h = 0; h < p->h.in; h++)
+    for (int64_t w = 0; w < p->w.in; w++) v[h * p->vs[2] + w * p->vs[3]] = 0;
+}
+
 static void NAME(plane_job)(const Pool *p, const T *x, T *v, T *y) {
-  if (p->back)
-    for (int64_t h = 0; h < p->h.in; h++)
-      for (int64_t w = 0; w < p->w.in; w++) v[h * p->vs[2] + w * p->vs[3]] = 0;
+  int64_t step = p->w.stride, from, to;
+  axis_inside(&p->w, &from, &to);
+  if (p->back) NAME(plane_clear)(p, v);
   for (int64_t oh = 0; oh < p->h.out; oh++) {
     Span s;
     span_rows(p, oh, &s);
-    for (int64_t ow = 0; ow < p->w.out; ow++) {
-      T *to = y + oh * p->ys[2] + ow * p->ys[3];
-      int64_t h, w;
+    for (int64_t ow = 0, n; ow < p->w.out; ow += n) {
+      bool inside = ow >= from && ow < to;
+      n = !inside ? 1 : to - ow < LANES ? to - ow : LANES;
       span_cols(p, ow, &s);
-      if (p->mode == POOL_MEAN) {
-        NAME(plane_mean)(p, &s, v, to);
-        continue;
-      }
-      int64_t at = NAME(plane_max)(p, &s, x, &h, &w);
-      if (!v)
-        *to = x[at];
-      else if (p->back)
-        v[h * p->vs[2] + w * p->vs[3]] += *to;
+      T *at = y + oh * p->ys[2] + ow * p->ys[3];
+      Lanes lanes = {.n = n, .x = step * p->xs[3], .v = step * p->vs[3], .y = p->ys[3]};
+      if (inside)
+        NAME(lanes_window)(p, &s, &lanes, x, v, at);
+      else if (p->mode == POOL_MEAN)
+        NAME(single_mean)(p, &s, v, at);
       else
-        *to = v[h * p->vs[2] + w * p->vs[3]];
+        NAME(single_max)(p, &s, x, v, at);
     }
   }
 }
@@ -155,14 +178,14 @@ static void NAME(plane_job)(const Pool *p, const T *x, T *v, T *y) {
 /* Jobs [begin, end): images by blocks of channels, or planes. */
 static void NAME(pool_range)(int64_t begin, int64_t end, void *arg) {
   const Pool *p = arg;
-  int64_t width = p->lanes ? LANES : 1, blocks = (p->c + width - 1) / width;
+  int64_t width = p->channels ? LANES : 1, blocks = (p->c + width - 1) / width;
   for (int64_t k = begin; k < end; k++) {
     int64_t n = k / blocks, c = k % blocks * width;
     const T *x = p->x ? (const T *)p->x + n * p->xs[0] + c * p->xs[1] : NULL;
     T *v = p->v ? (T *)p->v + n * p->vs[0] + c * p->vs[1] : NULL,
       *y = (T *)p->y + n * p->ys[0] + c * p->ys[1];
-    if (p->lanes)
-      NAME(lanes_job)(p, x, v, y, p->c - c < LANES ? p->c - c : LANES);
+    if (p->channels)
+      NAME(channels_job)(p, p->c - c < LANES ? p->c - c : LANES, x, v, y);
     else
       NAME(plane_job)(p, x, v, y);
   }
