@@ -109,7 +109,7 @@ static int slice_base_cpu(const OpCall *c) {
 
 /* What a view of (size, stride, offset) shows of x, where x is laid out by base_stride. For the tape. */
 OP(slice_base, .signature = "slice_base(Tensor x, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor", .flags = OP_HIDDEN,
-   .infer = slice_base_infer, .cpu = slice_base_cpu, .scratch = slice_base_scratch)
+   .sbp = "B", .linear = "x", .infer = slice_base_infer, .cpu = slice_base_cpu, .scratch = slice_base_scratch)
 
 static int scatter_base_infer(Infer *I) {
   const struct scatter_base_args *a = I->args;
@@ -128,4 +128,4 @@ static int scatter_base_cpu(const OpCall *c) {
 
 /* x laid out by base_stride, with src in the place of the view (size, stride, offset). For the tape. */
 OP(scatter_base, .signature = "scatter_base(Tensor x, Tensor src, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor",
-   .flags = OP_HIDDEN, .infer = scatter_base_infer, .cpu = scatter_base_cpu)
+   .flags = OP_HIDDEN, .sbp = "B", .linear = "x+src", .infer = scatter_base_infer, .cpu = scatter_base_cpu)

@@ -2,6 +2,7 @@
  * that views describe; see copy_views.h. */
 #include "copy_views.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 
 /* A view with shape and strides of its own, to be narrowed. */
 typedef struct Part {
@@ -89,7 +90,9 @@ static int cat_cpu(const OpCall *c) {
 }
 
 /* The tensors one behind the other along dim; the other sizes are equal. */
-OP(cat, .signature = "cat(Tensor[] xs, dim dim=0) -> Tensor", .infer = cat_infer, .cpu = cat_cpu)
+OP(cat, .signature = "cat(Tensor[] xs, dim dim=0) -> Tensor",
+   .sbp_rule = sbp_all_but_dim, .linear = "xs",
+   .infer = cat_infer, .cpu = cat_cpu)
 
 static int stack_infer(Infer *I) {
   struct stack_args *a = I->args;
@@ -125,8 +128,21 @@ static int stack_cpu(const OpCall *c) {
   return 0;
 }
 
+static int stack_sbp(SbpAsk *q) {
+  const struct stack_args *a = q->args;
+  for (int d = 0; d < q->in[0]->ndim; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    for (int k = 0; k < q->n_in; k++) row[k] = sbp_split(d);
+    row[q->n_in] = sbp_split(d + (d >= a->dim));
+  }
+  return 0;
+}
+
 /* The tensors side by side along a new dim; all have one shape. */
-OP(stack, .signature = "stack(Tensor[] xs, dim dim=0) -> Tensor", .infer = stack_infer, .cpu = stack_cpu)
+OP(stack, .signature = "stack(Tensor[] xs, dim dim=0) -> Tensor",
+   .sbp_rule = stack_sbp, .linear = "xs",
+   .infer = stack_infer, .cpu = stack_cpu)
 
 /* -- flip, roll ------------------------------------------------------------------------------------------------------------------------- */
 
@@ -150,7 +166,9 @@ static int flip_cpu(const OpCall *c) {
 }
 
 /* The order of entries reversed in these dims. A copy. */
-OP(flip, .signature = "flip(Tensor x, int[] dims) -> Tensor", .infer = flip_infer, .cpu = flip_cpu)
+OP(flip, .signature = "flip(Tensor x, int[] dims) -> Tensor",
+   .sbp_rule = sbp_all_but_dim, .linear = "x",
+   .infer = flip_infer, .cpu = flip_cpu)
 
 static int roll_infer(Infer *I) {
   struct roll_args *a = I->args;
@@ -224,7 +242,9 @@ static int roll_cpu(const OpCall *c) {
 }
 
 /* Entries moved by `shifts` in these dims, those that leave at the end coming in at the front. Without dims, x is one row of all elements. */
-OP(roll, .signature = "roll(Tensor x, int[] shifts, int[] dims=[]) -> Tensor", .infer = roll_infer, .cpu = roll_cpu, .scratch = roll_scratch)
+OP(roll, .signature = "roll(Tensor x, int[] shifts, int[] dims=[]) -> Tensor",
+   .sbp_rule = sbp_all_but_dim, .linear = "x",
+   .infer = roll_infer, .cpu = roll_cpu, .scratch = roll_scratch)
 
 /* -- tril, triu ------------------------------------------------------------------------------------------------------------------------- */
 
@@ -286,14 +306,16 @@ static int tril_cpu(const OpCall *c) {
 }
 
 /* The lower triangle of each matrix, zero above the diagonal; diagonal > 0 is above the main one. */
-OP(tril, .signature = "tril(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE, .linear = "a", .infer = tri_infer, .cpu = tril_cpu)
+OP(tril, .signature = "tril(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE, .sbp = "... R C", .linear = "x",
+   .infer = tri_infer, .cpu = tril_cpu)
 
 static int triu_cpu(const OpCall *c) {
   return tri_run(c, ((const struct triu_args *)c->args)->diagonal, false);
 }
 
 /* The upper triangle of each matrix, zero below the diagonal; diagonal > 0 is above the main one. */
-OP(triu, .signature = "triu(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE, .linear = "a", .infer = tri_infer, .cpu = triu_cpu)
+OP(triu, .signature = "triu(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE, .sbp = "... R C", .linear = "x",
+   .infer = tri_infer, .cpu = triu_cpu)
 
 /* -- one_hot -------------------------------------------------------------------------------------------------------------------------------- */
 
@@ -334,4 +356,6 @@ static int one_hot_cpu(const OpCall *c) {
 }
 
 /* A new last dim of size num_classes: 1 at the place that x names, else 0. */
-OP(one_hot, .signature = "one_hot(Tensor x, int num_classes) -> Tensor", .flags = OP_NO_GRAD | OP_HIDDEN, .infer = one_hot_infer, .cpu = one_hot_cpu)
+OP(one_hot, .signature = "one_hot(Tensor x, int num_classes) -> Tensor", .flags = OP_NO_GRAD | OP_HIDDEN,
+   .sbp = "... -> ... N",
+   .infer = one_hot_infer, .cpu = one_hot_cpu)

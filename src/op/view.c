@@ -8,6 +8,7 @@
 
 #include "copy_views.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 
 /* The next output, a view of input 0: its dtype and first element, no dims yet. */
 static Meta *view_add(Infer *I) {
@@ -534,7 +535,9 @@ static int as_strided_infer(Infer *I) {
 
 /* Any sizes and strides over the memory that x covers; strides and offset count elements. x_stride and x_offset are the op's own, for its gradient. */
 OP(as_strided, .signature = "as_strided(Tensor x, int[] size, int[] stride, int? storage_offset=None, *, int[] x_stride=[], int x_offset=0) -> Tensor",
-   .flags = OP_VIEW, .infer = as_strided_infer)
+   .flags = OP_VIEW,
+   .sbp = "B", .linear = "x",
+   .infer = as_strided_infer)
 
 /* -- Gradients ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -576,6 +579,7 @@ static int slice_backward_cpu(const OpCall *c) {
 
 /* The gradient of slice and narrow: zeros of shape `size` with g in its place. */
 OP(slice_backward, .signature = "slice_backward(Tensor g, int[] size, int dim, int start, int step) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = sbp_all_but_dim, .linear = "g",
    .infer = slice_backward_infer, .cpu = slice_backward_cpu)
 
 static int diagonal_backward_infer(Infer *I) {
@@ -604,8 +608,18 @@ static int diagonal_backward_cpu(const OpCall *c) {
   return copy_views(&c->in[0], &part);
 }
 
+/* The dims besides the diagonal. */
+static int diagonal_backward_sbp(SbpAsk *q) {
+  uint32_t named = sbp_named_dims(q, q->out[0]->ndim);
+  int rc = 0;
+  for (int d = 0, k = 0; d < q->out[0]->ndim && !rc; d++)
+    if (!(named >> d & 1)) rc = sbp_add_split(q, 0, k++, 0, d);
+  return rc;
+}
+
 /* The gradient of diagonal: zeros of shape `size` with g on the diagonal. */
 OP(diagonal_backward, .signature = "diagonal_backward(Tensor g, int[] size, int offset, int dim1, int dim2) -> Tensor", .flags = OP_HIDDEN,
+   .sbp_rule = diagonal_backward_sbp, .linear = "g",
    .infer = diagonal_backward_infer, .cpu = diagonal_backward_cpu)
 
 static int strided_add_infer(Infer *I) {
@@ -651,4 +665,6 @@ static int strided_add_cpu(const OpCall *c) {
  * (size, stride, offset). Places that x showed several times (it was expanded) share their gradient: `copies` of them. */
 OP(strided_add,
    .signature = "strided_add(Tensor g, int[] size, int[] stride, int offset, int[] g_stride, int g_offset, int copies) -> Tensor",
-   .flags = OP_HIDDEN, .infer = strided_add_infer, .cpu = strided_add_cpu, .scratch = strided_add_scratch)
+   .flags = OP_HIDDEN,
+   .sbp = "B", .linear = "g",
+   .infer = strided_add_infer, .cpu = strided_add_cpu, .scratch = strided_add_scratch)
