@@ -1,7 +1,8 @@
 -- Calls of every op for the oracle. An op without an entry gets cases made from its signature: float tensors of one shape, broadcast
 -- shapes for pointwise ops, every choice of a choice. Where that does not run, an entry is missing and the oracle fails.
 --
--- An entry is a function of Values `v` and `add`; add{...} takes the arguments of a call by name. Sizes v.B may be 0 and v.L large.
+-- An entry is a function of Values `v` and `add`; add{...} takes the arguments of a call by name. Sizes v.B may be 0 and v.L large. A field
+-- `smooth = false` marks a call whose gradient is not its slope, by definition of the op.
 local Values = require 'spec.oracle.values'
 local cases, domain = {}, {}
 
@@ -309,7 +310,6 @@ function cases.pad(v, add)
   end
 end
 function cases.pad_backward(v, add)
-  add { g = v:n(v.B, 6), size = { v.B, 3 }, pad = { 1, 2 }, mode = 'constant' }
   for _, mode in ipairs { 'reflect', 'replicate', 'circular' } do
     add { g = v:n(v.B, 3, 8), size = { v.B, 3, 5 }, pad = { 1, 2 }, mode = mode }
   end
@@ -415,7 +415,7 @@ function cases.index_fill(v, add)
 end
 function cases.embedding(v, add)
   add { ids = v:i(0, 6, v.B, 3), w = v:n(6, 5) }
-  add { ids = v:i(0, 6, v.B, 3), w = v:n(6, 5), padding_idx = 2 }
+  add { ids = v:i(0, 6, v.B, 3), w = v:n(6, 5), padding_idx = 2, smooth = false }
 end
 function cases.embedding_backward(v, add)
   add { g = v:n(v.B, 3, 5), ids = v:i(0, 6, v.B, 3), num = 6 }
@@ -425,7 +425,7 @@ function cases.masked_select(v, add)
   add { x = v:n(v.B, 5), mask = v:b(v.B, 5) }
   add { x = v:n(v.B, 2, 3), mask = v:b(2, 1) }
 end
-function cases.masked_select_backward(v, add) add { g = v:n(2), mask = v:b(4):fill_(false):index_fill(0, v:p(4, 2), 1), size = { 4 } } end
+function cases.masked_select_backward(v, add) add { g = v:n(2), mask = v:p(4):lt(2), size = { 4 } } end
 function cases.masked_scatter(v, add) add { x = v:n(v.B, 5), mask = v:b(v.B, 5), source = v:n(40) } end
 function cases.nonzero(v, add)
   add { x = v:i(0, 2, v.B, 5) }
@@ -719,10 +719,13 @@ end
 
 -- The list of calls of an op, fresh tensors each time; o as for Values.new.
 local function list(op, o)
-  local v, all = Values.new(o), {}
-  local function add(args) all[#all + 1] = args end
+  local v, all, smooth = Values.new(o), {}, {}
+  local function add(args)
+    all[#all + 1], smooth[#all + 1] = args, args.smooth ~= false
+    args.smooth = nil
+  end
   if cases[op.name] then cases[op.name](v, add) else generic(op, v, add) end
-  return all
+  return all, smooth
 end
 
 return { list = list, entries = cases, domain = domain }

@@ -1,21 +1,60 @@
--- What the oracle does not check, by name and with the reason. An entry that is no longer needed fails as well.
+-- What the oracle does not check, by name and with the reason.
+local index = 'needs the global index: what an element gets depends on where it stands in the whole'
+local draws = index .. ', by which random numbers are drawn'
+local memory = 'is about memory: strides of the whole mean nothing in a part'
+local data = 'the shape depends on data, which differs from part to part'
+local step = 'an optimiser step is not recorded'
+local made = 'is made inside a gradient line from tensors that are contiguous'
+
 return {
-  -- Ops with float inputs and no gradient: nothing there to differentiate, or never recorded.
-  no_gradient = {},
+  -- Ops with float inputs and no gradient.
+  no_gradient = {
+    ['adadelta_'] = step, ['adagrad_'] = step, ['adagrad_rows_'] = step, ['adam_'] = step, ['adam_rows_'] = step, ['adamax_'] = step,
+    ['rmsprop_'] = step, ['sgd_'] = step, ['sgd_rows_'] = step,
+  },
   -- Inputs of ops that have a gradient, which are not served: OP.PARAM.
-  no_input_gradient = {},
-  -- Results that are no function to differentiate, by op.
-  no_output_gradient = {},
+  no_input_gradient = {
+    ['batch_norm.running_mean'] = 'running statistics are not trained',
+    ['batch_norm.running_var'] = 'running statistics are not trained',
+    ['cross_entropy_rows.weight'] = 'PyTorch has none for class weights either',
+    ['cross_entropy_backward.weight'] = 'PyTorch has none for class weights either',
+  },
+  -- Results that the library's own Lua does not differentiate by, by op.
+  no_output_gradient = {
+    cross_entropy_rows = { lse = true, row_weight = true },
+    attention = { lse = true },
+    batch_norm = { mean = true, rstd = true, running_mean = true, running_var = true },
+  },
   -- Gradients that have none themselves.
   no_second_gradient = {},
-  -- Only "all B" is legal, or the rule is not written.
-  no_sbp = {},
+  -- Only "all B" is legal.
+  no_sbp = {
+    arange = index, linspace = index, logspace = index, eye = index,
+    rand = draws, randn = draws, randint = draws, randperm = draws, bernoulli = draws, ['bernoulli_'] = draws, normal = draws,
+    ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws, dropout = draws, dropout_backward = draws,
+    masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
+    slice_base = memory, scatter_base = memory, as_strided = memory, as_strided_backward = memory, strided_add = memory,
+    total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',
+  },
   -- Results that are not determined by the inputs.
-  undefined = {},
+  undefined = { empty = 'holds whatever was in memory', empty_like = 'holds whatever was in memory' },
+  -- Inputs with other strides are refused, or mean something else.
+  needs_memory = {
+    as_strided = 'reads memory by strides of its own', view = 'never copies: other strides are refused',
+    ['adadelta_'] = 'parameters are dense', ['adagrad_'] = 'parameters are dense', ['adam_'] = 'parameters are dense',
+    ['adamax_'] = 'parameters are dense', ['rmsprop_'] = 'parameters are dense', ['sgd_'] = 'parameters are dense',
+    ['adagrad_rows_'] = 'parameters are contiguous', ['adam_rows_'] = 'parameters are contiguous',
+    ['sgd_rows_'] = 'parameters are contiguous', cross_entropy_backward = made, cross_entropy_rows = 'cross_entropy makes them contiguous',
+  },
   -- No run without elements.
-  no_empty = {},
+  no_empty = {
+    amax = 'nothing has no largest element', amin = 'nothing has no smallest element',
+    argmax = 'nothing has no largest element', argmin = 'nothing has no smallest element',
+  },
   -- No 16-bit floats.
-  no_half = {},
+  no_half = {
+    cross_entropy_rows = 'cross_entropy computes in float32', cross_entropy_backward = 'cross_entropy computes in float32',
+  },
   -- float32 and float64 give other results by nature.
   other_in_float32 = {},
 }

@@ -13,11 +13,15 @@ local function weights_like(t, phase)
   return #list == 0 and mf.zeros_like(t:detach()) or mf.tensor(list, { dtype = mf.float64 }):view(t.shape):to(t.dtype)
 end
 
--- Which results count: floats but those whose gradient is exempt.
+-- Which results count: floats as wide as the inputs, but not those whose gradient is exempt.
 local function counted(op, args, results, exempt)
-  local list = {}
+  local list, wide = {}, 0
+  for _, slot in ipairs(Run.tensors(op, args)) do
+    if slot.tensor:is_floating_point() then wide = math.max(wide, slot.tensor:element_size()) end
+  end
   for k, t in ipairs(results) do
-    if t:is_floating_point() and not exempt[Run.result_name(op, args, k)] then list[#list + 1] = t end
+    local fits = t:is_floating_point() and t:element_size() >= wide
+    if fits and not exempt[Run.result_name(op, args, k)] then list[#list + 1] = t end
   end
   return list
 end
@@ -83,8 +87,9 @@ end
 -- The gradients of a call in its own dtype, as a list by served slot; exempt: results that do not count.
 function Gradient.compute(op, args, exempt)
   local leaves, slots = leaves_of(op, args)
-  if #leaves == 0 then return {}, slots end
+  if #leaves == 0 then return {}, slots, leaves end
   local loss = loss_of(op, with_tensors(op, args, place(slots, leaves)), {}, exempt)
+  if not loss then return {}, {}, {} end
   return mf.grad(loss, leaves, { allow_unused = true }), slots, leaves
 end
 
@@ -119,7 +124,7 @@ end
 function Gradient.check_second(op, args, exempt)
   local leaves, slots = leaves_of(op, args)
   local weights = {}
-  loss_of(op, with_tensors(op, args, place(slots, leaves)), weights, exempt)
+  if not loss_of(op, with_tensors(op, args, place(slots, leaves)), weights, exempt) then return end
   for k, w in ipairs(weights) do weights[k] = w:clone():requires_grad_() end
   local sum = slope(op, args, slots, leaves, weights, exempt, true)
   local all = { unpack(leaves) }
