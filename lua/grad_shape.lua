@@ -167,7 +167,7 @@ grad.index_fill = {
 grad.embedding = {
   w = function(g, _, o)
     local padding = o.padding_idx
-    if o.sparse then return mf._embedding_rows(g, o.ids, o.shape.w, padding) end
+    if o.sparse then error('embedding: row-sparse gradients are not there yet; leave out sparse = true', 0) end
     return mf._embedding_backward(g, o.ids, o.shape.w[1], padding and { padding_idx = padding })
   end,
 }
