@@ -265,8 +265,9 @@ function cases.as_strided(v, add)
   add { x = v:n(4, 6), size = { 3, 2 }, stride = { 6, 2 }, storage_offset = 1 }
   add { x = v:n(4, 6), size = { 3, 4 }, stride = { 2, 1 } }
 end
-function cases.as_strided_backward(v, add)
-  add { g = v:n(3, 4), size = { 4, 6 }, x_stride = { 6, 1 }, stride = { 2, 1 }, offset = 1 }
+function cases.strided_add(v, add)
+  add { g = v:n(3, 4), size = { 4, 6 }, stride = { 6, 1 }, offset = 0, g_stride = { 2, 1 }, g_offset = 1, copies = 1 }
+  add { g = v:n(2, 3), size = { 3, 4 }, stride = { 0, 1 }, offset = 0, g_stride = { 1, 1 }, g_offset = 0, copies = 3 }
 end
 function cases.spread(v, add)
   add { x = v:n(v.B, 5), size = { v.B, 3, 5 }, dim = 1, keepdim = false }
@@ -425,7 +426,7 @@ function cases.masked_select(v, add)
   add { x = v:n(v.B, 5), mask = v:b(v.B, 5) }
   add { x = v:n(v.B, 2, 3), mask = v:b(2, 1) }
 end
-function cases.masked_select_backward(v, add) add { g = v:n(2), mask = v:p(4):lt(2), size = { 4 } } end
+function cases.masked_select_backward(v, add) add { g = v:n(2), mask = v:p(4):lt(2):view(1, 4), size = { 1, 4 } } end
 function cases.masked_scatter(v, add) add { x = v:n(v.B, 5), mask = v:b(v.B, 5), source = v:n(40) } end
 function cases.nonzero(v, add)
   add { x = v:i(0, 2, v.B, 5) }

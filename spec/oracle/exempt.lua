@@ -33,7 +33,7 @@ return {
     rand = draws, randn = draws, randint = draws, randperm = draws, bernoulli = draws, ['bernoulli_'] = draws, normal = draws,
     ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws, dropout = draws, dropout_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
-    slice_base = memory, scatter_base = memory, as_strided = memory, as_strided_backward = memory, strided_add = memory,
+    slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,
     total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',
   },
   -- Results that are not determined by the inputs.
