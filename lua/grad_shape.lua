@@ -167,7 +167,15 @@ grad.index_fill = {
 grad.embedding = {
   w = function(g, _, o)
     local padding = o.padding_idx
-    if o.sparse then error('embedding: row-sparse gradients are not there yet; leave out sparse = true', 0) end
+    if o.sparse then
+      local ids, values, size = o.ids:reshape(-1):to(mf.int64), g, o.shape.w
+      values = g:reshape(ids:numel(), size[2])
+      if padding then
+        local kept = mf.nonzero(ids:ne(padding)):flatten()
+        ids, values = ids:index_select(0, kept), values:index_select(0, kept)
+      end
+      return mf.rows(ids, values, size[1])
+    end
     return mf._embedding_backward(g, o.ids, o.shape.w[1], padding and { padding_idx = padding })
   end,
 }
@@ -217,12 +225,12 @@ grad.masked_scatter = {
   end,
 }
 
--- Writes in place: what was there before has no influence.
+-- Writes in place: what was there before has no influence. A leaf then has the gradient zero, not none.
 grad.copy_ = {
-  x = function() return nil end,
+  x = function(g) return mf.zeros_like(g) end,
   src = function(g) return g end,
 }
-grad.fill_ = { x = function() return nil end }
+grad.fill_ = { x = function(g) return mf.zeros_like(g) end }
 grad.uniform_ = { x = function() return nil end }
 grad.normal_ = { x = function() return nil end }
 grad.bernoulli_ = { x = function() return nil end }

@@ -11,7 +11,7 @@ if not mf._ready then
   table.sort(parts)
   for _, name in ipairs(parts) do require(name) end
   mf._set_gradients(require 'moonflow.grad')
-  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save', load = 'moonflow.save' }
+  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save', load = 'moonflow.save' }
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]

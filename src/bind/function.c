@@ -75,9 +75,11 @@ static int function_record(lua_State *L) {
 
 /* -- Backward --------------------------------------------------------------------------------- */
 
-/* Pushes a table of the gradients of the outputs, zeros where there is none. */
+/* Pushes a table of the gradients of the outputs and their number n; zeros where there is none. */
 static int push_gradients(State *S, lua_State *L, const Node *n, Tensor *const *g) {
-  lua_createtable(L, n->n_out, 0);
+  lua_createtable(L, n->n_out, 1);
+  lua_pushinteger(L, n->n_out);
+  lua_setfield(L, -2, "n");
   for (int k = 0; k < n->n_out; k++) {
     if (!n->out_meta[k].shape) continue; /* a constant */
     Tensor *t = g[k] ? tensor_retain(g[k]) : tape_zeros(S->E, &n->out_meta[k]);

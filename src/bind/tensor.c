@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "op_ids.h"
+#include "sparse.h"
 #include "state.h"
 
 /* -- Values of other kinds ------------------------------------------------------------------------------------------------------ */
@@ -296,6 +298,51 @@ static int method_is_set_to(lua_State *L) {
   return 1;
 }
 
+/* mf.rows(ids, values, n): a row-sparse tensor of n rows, of which only those at ids are not zero. */
+static int new_rows(lua_State *L) {
+  State *S = bind_state(L);
+  Tensor *ids = bind_check_tensor(S, L, 1, "rows", "ids"), *values = bind_check_tensor(S, L, 2, "rows", "values");
+  int64_t n;
+  if (bind_read_int(L, 3, "rows", "n", &n)) return bind_raise(L);
+  Tensor *t = sparse_new(ids, values, n);
+  if (!t) return bind_raise(L);
+  bind_push(S, L, t);
+  return 1;
+}
+
+static int method_to_dense(lua_State *L) {
+  State *S = bind_state(L);
+  Tensor *t = self(L, "to_dense");
+  if (!tensor_is_rows(t)) return lua_settop(L, 1), 1;
+  t = sparse_to_dense(S->E, t);
+  if (!t) return bind_raise(L);
+  bind_push(S, L, t);
+  return 1;
+}
+
+/* Row-sparse: the same with sorted ids, each once. */
+static int method_coalesce(lua_State *L) {
+  State *S = bind_state(L);
+  Tensor *t = self(L, "coalesce");
+  if (!tensor_is_rows(t)) return bind_error(L, "coalesce: the tensor is not row-sparse");
+  Tensor *merged = sparse_coalesce(S->E, t);
+  if (!merged) return bind_raise(L);
+  if (merged != t) return bind_push(S, L, merged), 1;
+  tensor_release(merged);
+  lua_settop(L, 1);
+  return 1;
+}
+
+static int method_zero_(lua_State *L) {
+  State *S = bind_state(L);
+  Tensor *t = self(L, "zero_");
+  lua_settop(L, 1);
+  if (tensor_is_rows(t)) return sparse_zero(S->E, t) ? bind_raise(L) : 1;
+  lua_pushnumber(L, 0);
+  int n = bind_call(S, L, &op_table[OP_fill_], 1, false);
+  return n < 0 ? bind_raise(L) : n;
+}
+
 /* Gives the memory back at once, for all views of it; later use is an error. */
 static int method_free(lua_State *L) {
   Tensor *t = self(L, "free");
@@ -357,7 +404,7 @@ void bind_open_tensor(State *S, lua_State *L) {
     {"detach", method_detach}, {"requires_grad_", method_requires_grad_}, {"retain_grad", method_retain_grad}, {"numel", method_numel},
     {"dim", method_dim}, {"size", method_size}, {"stride", method_stride}, {"storage_offset", method_storage_offset},
     {"is_contiguous", method_is_contiguous}, {"is_floating_point", method_is_floating_point}, {"element_size", method_element_size},
-    {"data_ptr", method_data_ptr}, {"is_set_to", method_is_set_to}, {"free", method_free}, {NULL, NULL}};
+    {"to_dense", method_to_dense}, {"coalesce", method_coalesce}, {"zero_", method_zero_}, {"data_ptr", method_data_ptr}, {"is_set_to", method_is_set_to}, {"free", method_free}, {NULL, NULL}};
   open_dtypes(S, L);
   lua_newtable(L);
   bind_function(S, L, "__tostring", shape_tostring);
@@ -380,4 +427,5 @@ void bind_open_tensor(State *S, lua_State *L) {
   bind_function(S, L, "__len", tensor_len);
   lua_pop(L, 2);
   bind_function(S, L, "is_tensor", is_tensor);
+  bind_function(S, L, "rows", new_rows);
 }

@@ -207,8 +207,8 @@ int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
     ag->grad = steal ? tensor_retain(g) : eager_op(E, OP_clone, 1, &g, NULL);
     return ag->grad ? 0 : MF_ENOMEM;
   }
-  if (!create_graph && ag->grad->storage && g->storage && !tensor_requires_grad(ag->grad))
-    return eager_op_into(E, OP_add, 2, (Tensor *[]){ag->grad, g}, NULL);
+  if (!create_graph && ag->grad->storage && !tensor_requires_grad(ag->grad))
+    return g->storage ? eager_op_into(E, OP_add, 2, (Tensor *[]){ag->grad, g}, NULL) : sparse_add_into(E, ag->grad, g);
   Tensor *sum = sparse_add(E, ag->grad, g);
   if (!sum) return MF_EINVAL;
   tensor_release(ag->grad);
@@ -270,10 +270,23 @@ static int mark_needed(Pass *p, const Edge *roots) {
   return 0;
 }
 
+/* Gradient lines work on dense ones; only leaves keep rows. */
+static int make_dense(Eager *E, const Node *n, Tensor **g) {
+  for (int k = 0; k < n->n_out && n->kind != NODE_ACCUMULATE; k++) {
+    if (!g[k] || !tensor_is_rows(g[k])) continue;
+    Tensor *dense = sparse_to_dense(E, g[k]);
+    if (!dense) return MF_ENOMEM;
+    tensor_release(g[k]);
+    g[k] = dense;
+  }
+  return 0;
+}
+
 /* Before n runs: hooks may replace its gradients; tensors that keep theirs and callers get them. */
 static int show(Pass *p, Node *n, Tensor **g) {
   Eager *E = p->E;
-  int rc = E->owner.hook ? E->owner.hook(E->owner.ud, n, g) : 0;
+  int rc = make_dense(E, n, g);
+  if (!rc && E->owner.hook) rc = E->owner.hook(E->owner.ud, n, g);
   for (Tensor *t = n->retain; t && !rc; t = t->ag->retain_next) {
     Tensor *own = tensor_retain(g[t->ag->output]); /* a second count, so that it is copied */
     if (own) rc = tape_accumulate(E, t, own, p->b->create_graph);

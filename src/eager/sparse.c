@@ -1,15 +1,228 @@
+/* Row-sparse tensors: see sparse.h. Everything is made of ops on ids and values, so that gradients
+ * pass through the values. */
+#include <string.h>
+
+#include "op_args.h"
 #include "op_ids.h"
 #include "sparse.h"
 
-Tensor *sparse_new(Tensor *ids, Tensor *values, int64_t n) {
-  (void)ids, (void)values, (void)n;
-  err_set(MF_EUNSUPPORTED, "rows");
-  return NULL;
+/* -- Making ----------------------------------------------------------------------------------- */
+
+static int check_ids(const Tensor *ids, int64_t n) {
+  if (!tensor_has_data(ids)) return 0;
+  for (int64_t i = 0; i < ids->m.shape[0]; i++) {
+    int64_t id = ((const int64_t *)(const void *)tensor_data(ids))[i * ids->m.stride[0]];
+    if (id < 0 || id >= n)
+      return err_set(MF_EINVAL, "rows: ids[%lld] is %lld; legal are 0 to %lld", (long long)i, (long long)id, (long long)n - 1);
+  }
+  return 0;
 }
-int sparse_call(Eager *E, EagerCall *c) {
-  (void)E;
+
+static int check(const Tensor *ids, const Tensor *values, int64_t n) {
+  char shape[SHAPE_TEXT_MAX];
+  if (!ids->storage || !values->storage) return err_set(MF_EINVAL, "rows: ids and values must be dense tensors");
+  if (storage_is_freed(ids->storage) || storage_is_freed(values->storage))
+    return err_set(MF_EFREED, "rows: ids or values were freed");
+  if (ids->m.dtype != I64 || ids->m.ndim != 1)
+    return err_set(MF_EINVAL, "rows: ids must be int64 with 1 dim, is %s with shape %s", dtype_name((DType)ids->m.dtype),
+                   shape_text(ids->m.ndim, ids->m.shape, shape));
+  if (values->m.ndim < 1 || values->m.shape[0] != ids->m.shape[0])
+    return err_set(MF_EINVAL, "rows: there are %lld ids, but values have shape %s", (long long)ids->m.shape[0],
+                   shape_text(values->m.ndim, values->m.shape, shape));
+  if (values->m.device != ids->m.device) return err_set(MF_EINVAL, "rows: ids and values are on two devices");
+  if (n < 0) return err_set(MF_EINVAL, "rows: n must not be negative");
+  return 0;
+}
+
+/* Of ids and values that fit. */
+static Tensor *make(Tensor *ids, Tensor *values, int64_t n) {
+  Tensor *t = tensor_new(values->E);
+  if (!t) return NULL;
+  t->m = values->m;
+  t->m.offset = 0;
+  t->m.number = false;
+  t->m.shape[0] = n;
+  shape_contiguous(t->m.ndim, t->m.shape, t->m.stride);
+  t->row_ids = tensor_retain(ids);
+  t->row_values = tensor_retain(values);
+  return t;
+}
+
+Tensor *sparse_new(Tensor *ids, Tensor *values, int64_t n) {
+  if (check(ids, values, n) || check_ids(ids, n)) return NULL;
+  int64_t shape[MF_MAX_DIMS];
+  memcpy(shape, values->m.shape, sizeof(int64_t) * (size_t)values->m.ndim);
+  shape[0] = n;
+  return shape_check("rows", values->m.ndim, shape, (DType)values->m.dtype) ? NULL : make(ids, values, n);
+}
+
+Tensor *sparse_alias(const Tensor *t) {
+  return make(t->row_ids, t->row_values, t->m.shape[0]);
+}
+
+/* The same rows with other values; takes a count of `values`, which may be NULL. */
+static Tensor *with_values(const Tensor *t, Tensor *values) {
+  Tensor *r = values ? make(t->row_ids, values, t->m.shape[0]) : NULL;
+  tensor_release(values);
+  return r;
+}
+
+/* -- Sums and forms --------------------------------------------------------------------------- */
+
+static Tensor *cat(Eager *E, Tensor *a, Tensor *b) {
+  return eager_op(E, OP_cat, 2, (Tensor *[]){a, b}, &(struct cat_args){.n_xs = 2});
+}
+
+/* dense + rows, in new memory. */
+static Tensor *add_to_dense(Eager *E, Tensor *dense, const Tensor *rows) {
+  return eager_op(E, OP_index_add, 3, (Tensor *[]){dense, rows->row_ids, rows->row_values}, NULL);
+}
+
+int sparse_add_into(Eager *E, Tensor *dense, const Tensor *rows) {
+  return eager_op_into(E, OP_index_add, 3, (Tensor *[]){dense, rows->row_ids, rows->row_values}, NULL);
+}
+
+static Tensor *add_rows(Eager *E, const Tensor *a, const Tensor *b) {
+  Tensor *ids = cat(E, a->row_ids, b->row_ids), *values = ids ? cat(E, a->row_values, b->row_values) : NULL;
+  Tensor *sum = values ? make(ids, values, a->m.shape[0]) : NULL;
+  tensor_release(ids);
+  tensor_release(values);
+  return sum;
+}
+
+Tensor *sparse_add(Eager *E, Tensor *a, Tensor *b) {
+  if (!tensor_is_rows(a) && !tensor_is_rows(b)) return eager_op(E, OP_add, 2, (Tensor *[]){a, b}, NULL);
+  if (!tensor_same_shape(a, b)) {
+    char one[SHAPE_TEXT_MAX], other[SHAPE_TEXT_MAX];
+    err_set(MF_EINVAL, "add: a row-sparse tensor of shape %s does not broadcast to %s", shape_text(a->m.ndim, a->m.shape, one),
+            shape_text(b->m.ndim, b->m.shape, other));
+    return NULL;
+  }
+  if (!tensor_is_rows(a)) return add_to_dense(E, a, b);
+  return tensor_is_rows(b) ? add_rows(E, a, b) : add_to_dense(E, b, a);
+}
+
+/* Zeros like t's values, but n of them. */
+static Tensor *zero_rows(Eager *E, const Tensor *t, int64_t n) {
+  const Meta *m = &t->row_values->m;
+  int64_t shape[MF_MAX_DIMS];
+  memcpy(shape, m->shape, sizeof(int64_t) * (size_t)m->ndim);
+  shape[0] = n;
+  Tensor *z = tensor_create(E, (DType)m->dtype, m->ndim, shape, m->device);
+  if (z && tensor_has_data(z)) memset(z->storage->data, 0, z->storage->bytes);
+  return z;
+}
+
+Tensor *sparse_to_dense(Eager *E, Tensor *t) {
+  if (!tensor_is_rows(t)) return tensor_retain(t);
+  Tensor *zero = zero_rows(E, t, t->m.shape[0]);
+  Tensor *dense = zero ? add_to_dense(E, zero, t) : NULL;
+  tensor_release(zero);
+  return dense;
+}
+
+static bool is_coalesced(const Tensor *t) {
+  const int64_t *ids = (const void *)tensor_data(t->row_ids);
+  int64_t n = t->row_ids->m.shape[0], step = t->row_ids->m.stride[0];
+  for (int64_t i = 1; i < n; i++)
+    if (ids[i * step] <= ids[(i - 1) * step]) return false;
+  return true;
+}
+
+Tensor *sparse_coalesce(Eager *E, Tensor *t) {
+  if (!tensor_has_data(t->row_ids) || is_coalesced(t)) return tensor_retain(t);
+  EagerCall c = {.op = &op_table[OP_merge_ids], .in = &t->row_ids, .n_in = 1, .args = &(struct merge_ids_args){0}};
+  if (eager_call(E, &c)) return NULL;
+  Tensor *zero = zero_rows(E, t, c.out[0]->m.shape[0]);
+  Tensor *values = zero ? eager_op(E, OP_index_add, 3, (Tensor *[]){zero, c.out[1], t->row_values}, NULL) : NULL;
+  Tensor *merged = values ? make(c.out[0], values, t->m.shape[0]) : NULL;
+  tensor_release(zero);
+  tensor_release(values);
+  eager_call_clear(&c);
+  return merged;
+}
+
+int sparse_zero(Eager *E, Tensor *t) {
+  static const int64_t none[1] = {0};
+  Tensor *ids = tensor_create(E, I64, 1, none, t->m.device), *values = ids ? zero_rows(E, t, 0) : NULL;
+  if (!values) {
+    tensor_release(ids);
+    return MF_ENOMEM;
+  }
+  tensor_release(t->row_ids);
+  tensor_release(t->row_values);
+  t->row_ids = ids;
+  t->row_values = values;
+  return 0;
+}
+
+/* -- Calls ------------------------------------------------------------------------------------ */
+
+static int refuse(const EagerCall *c) {
   return err_set(MF_EINVAL, "%s: takes no row-sparse tensor; :to_dense() makes it dense", c->op->name);
 }
-Tensor *sparse_add(Eager *E, Tensor *a, Tensor *b) {
-  return eager_op(E, OP_add, 2, (Tensor *[]){a, b}, NULL);
+
+/* Whether the op is linear in input k alone: "a" in "a|b". */
+static bool is_linear_in(const EagerCall *c, int k) {
+  char name[64];
+  const char *text = c->op->spec[0]->linear, *shapes = c->op->spec[0]->sbp;
+  if (!text || !shapes || strncmp(shapes, "...", 3)) return false;
+  Infer I = {.op = c->op, .args = c->args};
+  infer_name(&I, k, name, sizeof name);
+  size_t n = strlen(name);
+  while (strcspn(text, "|") != n || memcmp(text, name, n)) {
+    text += strcspn(text, "|");
+    if (!*text++) return false;
+  }
+  return true;
+}
+
+static int give(EagerCall *c, Tensor *t) {
+  if (!t) return MF_EINVAL;
+  c->out[0] = t;
+  c->n_out = 1;
+  return 0;
+}
+
+/* Input k is rows, the others are single elements, and zero stays zero: works on the values. */
+static int call_on_values(Eager *E, EagerCall *c, int k) {
+  Tensor *in[2] = {c->in[0], c->n_in > 1 ? c->in[1] : NULL}, *rows = c->in[k];
+  in[k] = rows->row_values;
+  EagerCall inner = {.op = c->op, .in = in, .n_in = c->n_in, .args = c->args, .into = c->into ? in[0] : NULL};
+  int rc = eager_call(E, &inner);
+  if (rc) return rc;
+  Tensor *values = tensor_retain(inner.out[0]);
+  eager_call_clear(&inner);
+  if (!c->into) return give(c, with_values(rows, values));
+  tensor_release(values);
+  return give(c, tensor_retain(rows));
+}
+
+/* a_ += b, where one is rows. */
+static int call_add_into(Eager *E, EagerCall *c) {
+  Tensor *a = c->in[0], *b = c->in[1];
+  if (!tensor_is_rows(a)) return sparse_add_into(E, a, b) ? MF_EINVAL : give(c, tensor_retain(a));
+  if (!tensor_is_rows(b)) return refuse(c);
+  Tensor *sum = sparse_add(E, a, b);
+  if (!sum) return MF_EINVAL;
+  Tensor *ids = a->row_ids, *values = a->row_values;
+  a->row_ids = tensor_retain(sum->row_ids);
+  a->row_values = tensor_retain(sum->row_values);
+  tensor_release(ids);
+  tensor_release(values);
+  tensor_release(sum);
+  return give(c, tensor_retain(a));
+}
+
+int sparse_call(Eager *E, EagerCall *c) {
+  int n_rows = 0, at = 0;
+  bool single = c->n_in <= 2;
+  for (int k = 0; k < c->n_in; k++) {
+    if (c->in[k] && tensor_is_rows(c->in[k])) n_rows++, at = k;
+    else single &= c->in[k] && meta_numel(&c->in[k]->m) == 1 && c->in[k]->m.ndim == 0;
+  }
+  if (c->op->id == OP_add && ((const struct add_args *)c->args)->alpha == 1)
+    return c->into ? call_add_into(E, c) : give(c, sparse_add(E, c->in[0], c->in[1]));
+  if (n_rows != 1 || !single || !is_linear_in(c, at) || (c->into && at != 0)) return refuse(c);
+  return call_on_values(E, c, at);
 }

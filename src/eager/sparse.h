@@ -9,15 +9,21 @@
 
 /* Takes counts of its own on both. NULL with the error set when they do not fit. */
 Tensor *sparse_new(Tensor *ids, Tensor *values, int64_t n);
-/* Sorted ids without repeats. */
+/* Another handle on the same ids and values. */
+Tensor *sparse_alias(const Tensor *t);
+/* Sorted ids without repeats; t itself, with one more count, when it is so. */
 Tensor *sparse_coalesce(Eager *E, Tensor *t);
 Tensor *sparse_to_dense(Eager *E, Tensor *t);
-
-/* A call in which a row-sparse tensor takes part: ops that are linear in it work on its values. */
-int sparse_call(Eager *E, EagerCall *c);
+/* No row is left. */
+int sparse_zero(Eager *E, Tensor *t);
 
 /* a + b, where either may be row-sparse: rows and rows are put one behind the other, rows and dense
  * give dense. */
 Tensor *sparse_add(Eager *E, Tensor *a, Tensor *b);
+/* dense += rows */
+int sparse_add_into(Eager *E, Tensor *dense, const Tensor *rows);
+
+/* A call in which a row-sparse tensor takes part: sums, and ops that are linear in it. */
+int sparse_call(Eager *E, EagerCall *c);
 
 #endif

@@ -131,7 +131,7 @@ Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m) {
 }
 
 Tensor *tensor_alias(const Tensor *t) {
-  if (tensor_is_rows(t)) return sparse_new(t->row_ids, t->row_values, t->m.shape[0]);
+  if (tensor_is_rows(t)) return sparse_alias(t);
   Tensor *a = tensor_adopt(t->E, t->storage, &t->m);
   if (a) a->uncounted = t->uncounted;
   return a;

@@ -63,10 +63,14 @@ int tape_refresh(Eager *E, Tensor *t) {
   return rc;
 }
 
-static int refuse_leaf(const char *op, const char *what) {
+static const char *form(const EagerCall *c) {
+  return c->into ? "_" : "";
+}
+
+static int refuse_leaf(const EagerCall *c, const char *what) {
   return err_set(MF_EINVAL,
-                 "%s: %s that requires a gradient is written in place; do it inside mf.no_grad, or on a clone",
-                 op, what);
+                 "%s%s: %s that requires a gradient is written in place; do it inside mf.no_grad, or on a clone",
+                 c->op->name, form(c), what);
 }
 
 static bool is_tracked_leaf(const Tensor *t) {
@@ -75,13 +79,13 @@ static bool is_tracked_leaf(const Tensor *t) {
 
 int tape_check_inplace(EagerCall *c, Tensor *t) {
   Tensor *base = tensor_base(t);
-  if (is_tracked_leaf(t)) return refuse_leaf(c->op->name, "a leaf");
-  if (is_tracked_leaf(base)) return refuse_leaf(c->op->name, "a view of a leaf");
+  if (is_tracked_leaf(t)) return refuse_leaf(c, "a leaf");
+  if (is_tracked_leaf(base)) return refuse_leaf(c, "a view of a leaf");
   if (t->blind && base != t)
     return err_set(MF_EINVAL,
-                   "%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "
+                   "%s%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "
                    "would be lost; make the view outside",
-                   c->op->name);
+                   c->op->name, form(c));
   return 0;
 }
 

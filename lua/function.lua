@@ -1,0 +1,107 @@
+-- mf.Function: an op of the user's own, with its gradient.
+--
+--   local Cube = mf.Function:extend 'Cube'
+--   function Cube.forward(ctx, x)
+--     ctx:save_for_backward(x)
+--     return x * x * x
+--   end
+--   function Cube.backward(ctx, g)
+--     local x = ctx:saved_tensors()
+--     return g * 3 * x * x
+--   end
+--   local y = Cube(x)
+--
+-- forward runs without a tape. backward gets one gradient a result and returns one a argument of forward (nil where there is none);
+-- ctx.needs_input_grad[i] tells whether that of argument i is wanted. Further fields of ctx are the function's own. Gradients of gradients work
+-- when backward is written with ops.
+local mf = require 'moonflow.core'
+
+local Context = {}
+Context.__index = Context
+
+-- Keeps tensors for backward; only arguments and results of forward may be kept so.
+function Context:save_for_backward(...)
+  local saved = { n = select('#', ...), ... }
+  for i = 1, saved.n do
+    if saved[i] ~= nil and not mf.is_tensor(saved[i]) then
+      error(('save_for_backward: argument %d must be a tensor, is a %s'):format(i, type(saved[i])), 2)
+    end
+  end
+  rawset(self, '_saved', saved)
+end
+
+-- What save_for_backward was given; an error when one was changed in place since.
+function Context:saved_tensors()
+  local saved = rawget(self, '_saved')
+  if not saved then return end
+  if saved.freed then
+    error(('backward: the graph was freed by an earlier backward pass at %s; pass {retain_graph = true} to the earlier one'):format(self._name), 2)
+  end
+  for i = 1, saved.n do
+    if saved[i] then mf._check_saved(saved[i], saved.versions[i], self._name) end
+  end
+  return unpack(saved, 1, saved.n)
+end
+
+-- These results of forward have no gradient.
+function Context:mark_non_differentiable(...)
+  for i = 1, select('#', ...) do self._constants[select(i, ...)] = true end
+end
+
+local Function = { name = 'Function' }
+Function.__index = Function
+
+local function apply(class, ...)
+  local n, args = select('#', ...), { ... }
+  local ctx = setmetatable({ needs_input_grad = {}, _constants = {}, _name = class.name, _class = class, _places = {} }, Context)
+  local inputs = {}
+  for i = 1, n do
+    if mf.is_tensor(args[i]) then
+      inputs[#inputs + 1] = args[i]
+      ctx._places[#inputs] = i
+      ctx.needs_input_grad[i] = args[i].requires_grad
+    else
+      ctx.needs_input_grad[i] = false
+    end
+  end
+  if not class.forward then error(class.name .. ': has no forward', 3) end
+  local outputs = { mf.no_grad(class.forward, ctx, ...) }
+  local saved = rawget(ctx, '_saved')
+  if saved then
+    saved.versions = {}
+    for i = 1, saved.n do saved.versions[i] = saved[i] and saved[i]._version end
+  end
+  mf._function_record(ctx, inputs, outputs, ctx._constants)
+  return unpack(outputs)
+end
+
+-- Called by the tape: the gradients of the inputs, in their order.
+local function run_backward(ctx, gradients, _, retain)
+  local class, result = ctx._class, {}
+  if not class.backward then error(class.name .. ': has no backward') end
+  local given = { class.backward(ctx, unpack(gradients, 1, gradients.n)) }
+  for k, place in ipairs(ctx._places) do
+    local g = given[place]
+    if g ~= nil and not mf.is_tensor(g) then
+      error(('%s: backward must return a tensor or nil for argument %d, returned a %s'):format(class.name, place, type(g)))
+    end
+    result[k] = g
+  end
+  local saved = rawget(ctx, '_saved')
+  if saved and not retain then
+    for i = 1, saved.n do saved[i] = nil end
+    saved.freed = true
+  end
+  return result
+end
+
+mf._set_function(run_backward)
+
+-- A class; calling it, or its apply, calls the function.
+function Function:extend(name)
+  local class = setmetatable({ name = name or self.name }, { __index = self, __call = apply })
+  class.apply = function(...) return apply(class, ...) end
+  return class
+end
+
+return Function

@@ -1,0 +1,118 @@
+-- Views and in-place writes: random programs whose gradients PyTorch gave (inplace/programs.txt), and
+-- what PyTorch refuses though it has a meaning.
+local mf = require 'moonflow'
+
+local function close(a, b)
+  return a == b or math.abs(a - b) <= 1e-5 * (1 + math.abs(b)) or (a ~= a and b ~= b)
+end
+
+local env = {
+  no_grad = mf.no_grad,
+  data = function(values, ...) return mf.tensor(values):view(...):clone() end,
+}
+function env.leaf(...) return env.data(...):requires_grad_() end
+function env.loss(...)
+  local sum = 0
+  for i = 1, select('#', ...) do sum = sum + (select(i, ...) * i):sum() end
+  sum:backward()
+end
+
+local function read_programs()
+  local programs, p = {}, nil
+  for line in io.lines 'spec/inplace/programs.txt' do
+    local number = line:match '^%-%- (%d+)$'
+    local name, values = line:match '^%-%- (%w+) (.*)$'
+    if number then
+      p = { name = 'program ' .. number, code = {}, grads = {} }
+      programs[#programs + 1] = p
+    elseif line == '-- error' then
+      p.refused = true
+    elseif p and line:match '^%-%- %+' then
+      p.grads[p.last] = p.grads[p.last] .. line:sub(5)
+    elseif p and name then
+      p.grads[name], p.last = values, name
+    elseif p then
+      p.code[#p.code + 1] = line
+    end
+  end
+  return programs
+end
+
+local function run(p)
+  local vars = setmetatable({}, { __index = env })
+  local f = assert(loadstring(table.concat(p.code, '\n'), '=' .. p.name))
+  return vars, pcall(setfenv(f, vars))
+end
+
+local function check(p)
+  local vars, ok, err = run(p)
+  if p.refused then
+    assert.is_false(ok)
+    return
+  end
+  assert(ok, err)
+  for name, text in pairs(p.grads) do
+    local g = vars[name].grad
+    assert.are.equal(text == 'nil', g == nil, name .. '.grad')
+    local have, i = g and g:flatten():tolist(), 0
+    for want in (g and text or ''):gmatch '%S+' do
+      i = i + 1
+      assert(close(have[i], tonumber(want)), ('%s[%d] is %g, not %s'):format(name, i, have[i], want))
+    end
+  end
+end
+
+describe('in-place writes', function()
+  for _, p in ipairs(read_programs()) do
+    it(p.name, function() check(p) end)
+  end
+
+  it('read what they overwrite', function()
+    local x = mf.tensor({ 2, 3 }, { requires_grad = true })
+    local y = x * 1
+    y:mul_(y)
+    y:sum():backward()
+    assert.are.same({ 4, 6 }, x.grad:tolist())
+  end)
+
+  it('refuse memory that several elements share', function()
+    local x = mf.zeros(1):expand(3)
+    assert.has_error(function() x:add_(1) end, nil, 'add_: several elements')
+  end)
+
+  it('name both ops when a saved tensor was written', function()
+    local x = mf.tensor({ 1, 2 }, { requires_grad = true })
+    local y = x:exp()
+    local z = (y * y):sum()
+    y:detach():add_(1)
+    local ok, err = pcall(z.backward, z)
+    assert.is_false(ok)
+    assert.truthy(err:find('a tensor that mul needs for its gradient was changed in place since by add_', 1, true))
+  end)
+
+  it('through .data are not counted', function()
+    local x = mf.tensor({ 1, 2 }, { requires_grad = true })
+    local z = (x * x):sum()
+    x.data:mul_(2)
+    z:backward()
+    assert.are.same({ 4, 8 }, x.grad:tolist())
+  end)
+
+  it('refuse a view made while nothing was recorded', function()
+    local x = mf.tensor({ 1, 2 }, { requires_grad = true }) * 1
+    local v = mf.no_grad(function() return x[0] end)
+    local ok, err = pcall(v.mul_, v, x[1])
+    assert.is_false(ok)
+    assert.truthy(err:find('mul_: a view made inside mf.no_grad', 1, true))
+  end)
+
+  it('move the gradient that a tensor keeps', function()
+    local x = mf.tensor({ 1, 2 }, { requires_grad = true })
+    local y = x * 2
+    y:retain_grad()
+    y:mul_(3)
+    y:sum():backward()
+    assert.are.same({ 1, 1 }, y.grad:tolist())
+    assert.are.same({ 6, 6 }, x.grad:tolist())
+  end)
+end)
