@@ -280,9 +280,9 @@ static int clamp_infer(Infer *I) {
 /* x between min and max, either of which may be absent. */
 OP(clamp, .signature = "clamp(Tensor x, float? min=None, float? max=None) -> Tensor", .flags = OP_INPLACE, .infer = clamp_infer,
    .sbp = "...", .cpu = pointwise_cpu, .expression = MF_TEXT(CLAMP), .pointwise = {clamp_f32, clamp_f64, clamp_i64})
-/* The gradient of clamp: g where b lies between the bounds, which count as inside. */
+/* The gradient of clamp: g where b lies between the bounds, which count as outside, as PyTorch has it. */
 POINTWISE2_BACKWARD(clamp_backward, "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor",
-           (!o->has_min || b >= K(o->min)) && (!o->has_max || b <= K(o->max)) ? a : K(0))
+           (!o->has_min || b > K(o->min)) && (!o->has_max || b < K(o->max)) ? a : K(0))
 /* x where x > threshold, else value. */
 POINTWISE1_ALL(threshold, "threshold(Tensor x, float threshold, float value) -> Tensor", OP_INPLACE,
                x <= K(o->threshold) ? K(o->value) : x, x <= K(o->threshold) ? K(o->value) : x)
