@@ -1,17 +1,18 @@
 -- Datasets, samplers and the loader. Indices count from 0.
 --
--- A dataset is a table with :get(i) and :len(). A sampler is a table with :iter(), which gives a function that returns the next index, and :len().
+-- A dataset is a table with :get(i), which returns the values of entry i, and :len(). A sampler is
+-- a table with :iter(), which gives a function that returns the next index, and :len().
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
-local none = options.none
+local arguments, count, fail, none = options.arguments, options.count, options.fail, options.none
 local data = {}
 
--- -- Datasets --------------------------------------------------------------------------------------------------------------------
+-- -- Datasets -------------------------------------------------------------------------------------
 
 local Dataset = {}
 data.Dataset = Dataset
 
--- A class of datasets; its instances run init when made.
+-- A class of datasets, or of samplers; calling it makes one and runs its init.
 function Dataset:extend(name)
   local class = setmetatable({ _name = name }, {
     __index = self,
@@ -25,18 +26,28 @@ function Dataset:extend(name)
   return class
 end
 function Dataset:init() end
-function Dataset:get() error((self._name or 'Dataset') .. ': has no get', 2) end
-function Dataset:len() error((self._name or 'Dataset') .. ': has no len', 2) end
+function Dataset:get() fail('%s has no get', self._name or 'Dataset') end
+function Dataset:len() fail('%s has no len', self._name or 'Dataset') end
+
+local function check_dataset(name, dataset)
+  if type(dataset) == 'table' and dataset.get and dataset.len then return dataset end
+  return fail('%s: a dataset with :get(i) and :len() is needed, this is %s', name,
+    options.describe(dataset))
+end
 
 -- Tensors of one first size: entry i is row i of each.
 data.TensorDataset = Dataset:extend 'TensorDataset'
 function data.TensorDataset:init(...)
   self.tensors = { ... }
-  if #self.tensors == 0 then error('TensorDataset: needs a tensor', 3) end
-  for k, t in ipairs(self.tensors) do
-    if not mf.is_tensor(t) or t.ndim == 0 then error(('TensorDataset: argument %d must be a tensor of at least one dim'):format(k), 3) end
-    if t:size(0) ~= self.tensors[1]:size(0) then
-      error(('TensorDataset: argument %d has %d rows, the first has %d'):format(k, t:size(0), self.tensors[1]:size(0)), 3)
+  if select('#', ...) == 0 then fail 'TensorDataset: a tensor is needed' end
+  for k = 1, select('#', ...) do
+    local t = self.tensors[k]
+    if not mf.is_tensor(t) or t.ndim == 0 then
+      fail('TensorDataset: argument %d must be a tensor of at least one dim', k)
+    end
+    local n, first = t:size(0), self.tensors[1]:size(0)
+    if n ~= first then
+      fail('TensorDataset: argument %d has %d rows, the first has %d', k, n, first)
     end
   end
 end
@@ -53,35 +64,37 @@ function data.TensorDataset:gather(indices)
   return unpack(rows)
 end
 
--- The entries `indices` (a table) of a dataset.
+-- The entries of a dataset whose indices are in a table.
 data.Subset = Dataset:extend 'Subset'
 function data.Subset:init(dataset, indices)
-  self.dataset, self.indices = dataset, indices
-  if dataset.gather then
-    self.gather = function(_, list)
-      local mapped = {}
-      for k, i in ipairs(list) do mapped[k] = indices[i + 1] end
-      return dataset:gather(mapped)
-    end
-  end
+  self.dataset, self.indices = check_dataset('Subset', dataset), indices
 end
 function data.Subset:len() return #self.indices end
 function data.Subset:get(i) return self.dataset:get(self.indices[i + 1]) end
+function data.Subset:gather(list)
+  local mapped = {}
+  for k, i in ipairs(list) do mapped[k] = self.indices[i + 1] end
+  return data.fetch(self.dataset, mapped)
+end
 
 -- Datasets one behind the other.
 data.ConcatDataset = Dataset:extend 'ConcatDataset'
-function data.ConcatDataset:init(datasets) self.datasets = datasets end
+function data.ConcatDataset:init(datasets)
+  for _, dataset in ipairs(datasets) do check_dataset('ConcatDataset', dataset) end
+  self.datasets = datasets
+end
 function data.ConcatDataset:len()
   local n = 0
-  for _, d in ipairs(self.datasets) do n = n + d:len() end
+  for _, dataset in ipairs(self.datasets) do n = n + dataset:len() end
   return n
 end
 function data.ConcatDataset:get(i)
-  for _, d in ipairs(self.datasets) do
-    if i < d:len() then return d:get(i) end
-    i = i - d:len()
+  local at = i
+  for _, dataset in ipairs(self.datasets) do
+    if at < dataset:len() then return dataset:get(at) end
+    at = at - dataset:len()
   end
-  error('ConcatDataset: index out of range', 2)
+  return fail('ConcatDataset: index %d is out of range for %d entries', i, self:len())
 end
 
 -- A permutation of 0 .. n-1 as a table.
@@ -89,24 +102,31 @@ local function permutation(n, generator)
   return mf.randperm(n, { generator = generator }):tolist()
 end
 
--- Splits a dataset into parts of the given lengths, or fractions that sum to 1.
-function data.random_split(dataset, lengths, o)
-  o = options('random_split', o, { generator = none })
-  local n, sum, whole = dataset:len(), 0, {}
+-- Whole lengths that sum to n, of fractions that sum to 1; what is left over goes to the first.
+local function lengths_of_fractions(fractions, n)
+  local lengths, left = {}, n
+  for k, f in ipairs(fractions) do
+    lengths[k] = math.floor(n * f)
+    left = left - lengths[k]
+  end
+  for k = 0, left - 1 do
+    local at = k % #lengths + 1
+    lengths[at] = lengths[at] + 1
+  end
+  return lengths
+end
+
+-- Splits a dataset at random into parts of the given lengths, or of fractions that sum to 1.
+function data.random_split(dataset, lengths, ...)
+  local o = arguments('random_split', { 'generator' }, { generator = none }, ...)
+  local n, sum = check_dataset('random_split', dataset):len(), 0
   for _, l in ipairs(lengths) do sum = sum + l end
-  if math.abs(sum - 1) < 1e-6 and sum <= n then
-    local total = 0
-    for k, l in ipairs(lengths) do
-      whole[k] = math.floor(n * l)
-      total = total + whole[k]
-    end
-    for k = 1, n - total do whole[(k - 1) % #whole + 1] = whole[(k - 1) % #whole + 1] + 1 end
-  else
-    if sum ~= n then error(('random_split: lengths sum to %g, the dataset has %d entries'):format(sum, n), 2) end
-    whole = lengths
+  if math.abs(sum - 1) < 1e-6 then lengths = lengths_of_fractions(lengths, n)
+  elseif sum ~= n then
+    fail('random_split: the lengths sum to %g, the dataset has %d entries', sum, n)
   end
   local order, parts, at = permutation(n, o.generator), {}, 0
-  for k, l in ipairs(whole) do
+  for k, l in ipairs(lengths) do
     local indices = {}
     for i = 1, l do indices[i] = order[at + i] end
     parts[k] = data.Subset(dataset, indices)
@@ -118,7 +138,7 @@ end
 -- The array of an idx file (plain or .gz), as the MNIST sets have them.
 function data.load_idx(path) return mf._idx_load(path) end
 
--- -- Samplers --------------------------------------------------------------------------------------------------------------------
+-- -- Samplers -------------------------------------------------------------------------------------
 
 local function list_iterator(list)
   local i = 0
@@ -128,11 +148,17 @@ local function list_iterator(list)
   end
 end
 
-local Sampler = Dataset:extend 'Sampler'
-data.Sampler = Sampler
+-- The number of entries of a dataset, or the number given in its place.
+local function length_of(name, dataset)
+  if type(dataset) == 'number' then return count(name, 'the number of entries', dataset) end
+  return check_dataset(name, dataset):len()
+end
+
+data.Sampler = Dataset:extend 'Sampler'
+local Sampler = data.Sampler
 
 data.SequentialSampler = Sampler:extend 'SequentialSampler'
-function data.SequentialSampler:init(dataset) self.n = type(dataset) == 'number' and dataset or dataset:len() end
+function data.SequentialSampler:init(dataset) self.n = length_of('SequentialSampler', dataset) end
 function data.SequentialSampler:len() return self.n end
 function data.SequentialSampler:iter()
   local i = -1
@@ -144,61 +170,77 @@ end
 
 -- All entries in random order; with {replacement = true} num_samples draws.
 data.RandomSampler = Sampler:extend 'RandomSampler'
-function data.RandomSampler:init(dataset, o)
-  o = options('RandomSampler', o, { replacement = false, num_samples = none, generator = none })
-  self.n = type(dataset) == 'number' and dataset or dataset:len()
-  self.replacement, self.num_samples, self.generator = o.replacement, o.num_samples or self.n, o.generator
+function data.RandomSampler:init(dataset, ...)
+  local o = arguments('RandomSampler', { 'replacement', 'num_samples' },
+    { replacement = false, num_samples = options.number, generator = none }, ...)
+  self.n, self.generator = length_of('RandomSampler', dataset), o.generator
+  self.replacement, self.num_samples = o.replacement, o.num_samples or self.n
+  if not o.replacement and self.num_samples > self.n then
+    fail('RandomSampler: %d samples of %d entries need replacement', self.num_samples, self.n)
+  end
 end
 function data.RandomSampler:len() return self.num_samples end
 function data.RandomSampler:iter()
+  local o = { generator = self.generator }
   if self.replacement then
-    return list_iterator(mf.randint(0, self.n, { self.num_samples }, { generator = self.generator }):tolist())
+    return list_iterator(mf.randint(0, self.n, { self.num_samples }, o):tolist())
   end
   local list = permutation(self.n, self.generator)
-  for i = self.num_samples + 1, #list do list[i] = nil end
+  for i = self.num_samples + 1, self.n do list[i] = nil end
   return list_iterator(list)
 end
 
 -- Draws by weight.
 data.WeightedRandomSampler = Sampler:extend 'WeightedRandomSampler'
-function data.WeightedRandomSampler:init(weights, num_samples, o)
-  o = options('WeightedRandomSampler', o, { replacement = true, generator = none })
+function data.WeightedRandomSampler:init(weights, num_samples, ...)
+  local o = arguments('WeightedRandomSampler', { 'replacement' },
+    { replacement = true, generator = none }, ...)
   self.weights = mf.is_tensor(weights) and weights or mf.tensor(weights)
-  self.num_samples, self.replacement, self.generator = num_samples, o.replacement, o.generator
+  self.num_samples = count('WeightedRandomSampler', 'num_samples', num_samples, 1)
+  self.options = { replacement = o.replacement, generator = o.generator }
 end
 function data.WeightedRandomSampler:len() return self.num_samples end
 function data.WeightedRandomSampler:iter()
-  return list_iterator(mf.multinomial(self.weights, self.num_samples, { replacement = self.replacement, generator = self.generator }):tolist())
+  return list_iterator(mf.multinomial(self.weights, self.num_samples, self.options):tolist())
 end
 
--- The share of one of `num_replicas` ranks, in an order that depends on seed and epoch alone.
+-- The share of one of num_replicas ranks, in an order that depends on seed and epoch alone. The
+-- last round is filled up with the first entries, or with {drop_last = true} left out.
 data.DistributedSampler = Sampler:extend 'DistributedSampler'
-function data.DistributedSampler:init(dataset, o)
-  o = options('DistributedSampler', o, { num_replicas = 1, rank = 0, shuffle = true, seed = 0, drop_last = false })
+function data.DistributedSampler:init(dataset, ...)
+  local o = arguments('DistributedSampler', { 'num_replicas', 'rank' },
+    { num_replicas = 1, rank = 0, shuffle = true, seed = 0, drop_last = false }, ...)
+  if o.rank < 0 or o.rank >= o.num_replicas then
+    fail('DistributedSampler: rank %g is out of range for %g replicas', o.rank, o.num_replicas)
+  end
   for key, value in pairs(o) do self[key] = value end
-  self.n, self.epoch = type(dataset) == 'number' and dataset or dataset:len(), 0
+  self.n, self.epoch = length_of('DistributedSampler', dataset), 0
 end
 function data.DistributedSampler:set_epoch(epoch) self.epoch = epoch end
 function data.DistributedSampler:len()
-  return self.drop_last and math.floor(self.n / self.num_replicas) or math.ceil(self.n / self.num_replicas)
+  return (self.drop_last and math.floor or math.ceil)(self.n / self.num_replicas)
 end
 function data.DistributedSampler:iter()
-  local order = {}
-  if self.shuffle then order = permutation(self.n, mf.Generator():manual_seed(self.seed + self.epoch))
-  else for i = 0, self.n - 1 do order[i + 1] = i end end
-  local list = {}
-  for k = 0, self:len() - 1 do list[k + 1] = order[(k * self.num_replicas + self.rank) % self.n + 1] end
+  local order, list = {}, {}
+  if self.shuffle then
+    order = permutation(self.n, mf.Generator():manual_seed(self.seed + self.epoch))
+  else
+    for i = 0, self.n - 1 do order[i + 1] = i end
+  end
+  for k = 0, self:len() - 1 do
+    list[k + 1] = order[(k * self.num_replicas + self.rank) % self.n + 1]
+  end
   return list_iterator(list)
 end
 
--- Tables of up to batch_size indices.
+-- Tables of batch_size indices; the last may be shorter, or is left out under drop_last.
 data.BatchSampler = Sampler:extend 'BatchSampler'
 function data.BatchSampler:init(sampler, batch_size, drop_last)
-  self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last or false
+  self.sampler, self.drop_last = sampler, drop_last or false
+  self.batch_size = count('BatchSampler', 'batch_size', batch_size, 1)
 end
 function data.BatchSampler:len()
-  local n = self.sampler:len() / self.batch_size
-  return self.drop_last and math.floor(n) or math.ceil(n)
+  return (self.drop_last and math.floor or math.ceil)(self.sampler:len() / self.batch_size)
 end
 function data.BatchSampler:iter()
   local next_index = self.sampler:iter()
@@ -213,30 +255,29 @@ function data.BatchSampler:iter()
   end
 end
 
--- -- The loader -------------------------------------------------------------------------------------------------------------------
+-- -- Batches --------------------------------------------------------------------------------------
 
--- Entries of one place in a batch as one value: tensors are stacked, numbers become a tensor, strings stay a table, tables go by field.
+-- The values at one place of all entries as one value: tensors are stacked; numbers and booleans
+-- become a tensor, whole numbers an int64 one; strings stay a table; tables go by field.
 local function stack(list, path)
   local first = list[1]
-  if mf.is_tensor(first) then return mf.stack(list) end
-  if type(first) == 'number' then
-    for _, v in ipairs(list) do
-      if v ~= math.floor(v) then return mf.tensor(list) end
-    end
-    return mf.tensor(list, { dtype = mf.int64 })
+  local kind = mf.is_tensor(first) and 'tensor' or type(first)
+  if kind == 'tensor' then return mf.stack(list) end
+  if kind == 'boolean' then return mf.tensor(list) end
+  if kind == 'string' then return list end
+  if kind == 'number' then
+    local whole = true
+    for _, v in ipairs(list) do whole = whole and v == math.floor(v) end
+    return mf.tensor(list, { dtype = whole and mf.int64 or mf.float32 })
   end
-  if type(first) == 'boolean' then return mf.tensor(list) end
-  if type(first) == 'table' then
-    local out = {}
-    for key in pairs(first) do
-      local field = {}
-      for k, entry in ipairs(list) do field[k] = entry[key] end
-      out[key] = stack(field, path .. '.' .. tostring(key))
-    end
-    return out
+  if kind ~= 'table' then fail('collate: there is no batch of values like %s, a %s', path, kind) end
+  local out = {}
+  for key in pairs(first) do
+    local field = {}
+    for k, entry in ipairs(list) do field[k] = entry[key] end
+    out[key] = stack(field, path .. '.' .. tostring(key))
   end
-  if type(first) == 'string' then return list end
-  error(('collate: cannot batch a %s (%s)'):format(type(first), path), 0)
+  return out
 end
 
 -- A list of entries, each a table of an entry's values, as the values of the batch.
@@ -250,7 +291,7 @@ function data.default_collate(entries)
   return unpack(out)
 end
 
--- The values of one batch of indices; what a worker runs as well.
+-- The values of the batch of these indices; workers run it, too.
 function data.fetch(dataset, indices, collate)
   if dataset.gather and not collate then return dataset:gather(indices) end
   local entries = {}
@@ -258,24 +299,34 @@ function data.fetch(dataset, indices, collate)
   return (collate or data.default_collate)(entries)
 end
 
--- for x, y in loader() do ... end. Options: batch_size, shuffle, sampler, batch_sampler, drop_last, num_workers, prefetch (batches a worker
--- is ahead), collate, generator. Workers are threads with Lua states of their own; batches come in the order of the sampler.
+-- -- The loader -----------------------------------------------------------------------------------
+
 local Loader = {}
 Loader.__index = Loader
 
+local loader_defaults = { batch_size = 1, shuffle = false, sampler = none, batch_sampler = none,
+  drop_last = false, num_workers = 0, prefetch = 2, collate = options['function'],
+  generator = none, seed = options.number }
+
+-- for x, y in loader() do ... end. Options: batch_size, shuffle, drop_last; sampler, batch_sampler
+-- in their place; collate, a function like default_collate; num_workers, threads with Lua states of
+-- their own, each prefetch batches ahead; generator, or the seed of a new one, for the order. The
+-- batches come in the order of the sampler.
 function data.DataLoader(dataset, o)
-  o = options('DataLoader', o, { batch_size = 1, shuffle = false, sampler = none, batch_sampler = none, drop_last = false, num_workers = 0,
-    prefetch = 2, collate = none, generator = none })
-  if type(dataset) ~= 'table' or not dataset.get then error('DataLoader: the dataset needs :get(i) and :len()', 2) end
-  if o.batch_size < 1 or o.batch_size ~= math.floor(o.batch_size) then
-    error('DataLoader: batch_size must be a positive whole number, is ' .. tostring(o.batch_size), 2)
-  end
-  if o.sampler and o.shuffle then error('DataLoader: sampler and shuffle exclude each other', 2) end
+  o = options('DataLoader', o, loader_defaults)
+  check_dataset('DataLoader', dataset)
+  count('DataLoader', 'batch_size', o.batch_size, 1)
+  count('DataLoader', 'num_workers', o.num_workers)
+  count('DataLoader', 'prefetch', o.prefetch, 1)
+  if o.sampler and o.shuffle then fail 'DataLoader: sampler and shuffle exclude each other' end
   if o.batch_sampler and (o.sampler or o.shuffle or o.drop_last) then
-    error('DataLoader: batch_sampler excludes sampler, shuffle and drop_last', 2)
+    fail 'DataLoader: batch_sampler excludes sampler, shuffle and drop_last'
   end
-  local sampler = o.sampler or (o.shuffle and data.RandomSampler(dataset, { generator = o.generator }) or data.SequentialSampler(dataset))
-  return setmetatable({ dataset = dataset, collate = o.collate, num_workers = o.num_workers, prefetch = o.prefetch,
+  local generator = o.generator or o.seed and mf.Generator():manual_seed(o.seed)
+  local sampler = o.sampler or o.shuffle and data.RandomSampler(dataset, { generator = generator })
+    or data.SequentialSampler(dataset)
+  return setmetatable({ dataset = dataset, collate = o.collate, num_workers = o.num_workers,
+    prefetch = o.prefetch, generator = generator,
     batches = o.batch_sampler or data.BatchSampler(sampler, o.batch_size, o.drop_last) }, Loader)
 end
 

@@ -17,7 +17,6 @@ if not mf._ready then
       local name = lazy[key]
       if not name then return nil end
       local loaded = require(name)
-      if key == 'progress' then loaded = loaded(mf) end
       if key == 'save' or key == 'load' then
         rawset(mf, 'save', loaded.save)
         rawset(mf, 'load', loaded.load)

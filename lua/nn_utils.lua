@@ -1,56 +1,78 @@
 -- nn.utils: clipping of gradients, parameters as one vector.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail = options.fail
 local utils = {}
 
-local function gradients_of(parameters)
+-- The gradients there are, of one tensor or a table of them; a row-sparse one by its values, with
+-- each row there once.
+local function gradients_of(name, parameters)
   if mf.is_tensor(parameters) then parameters = { parameters } end
+  if type(parameters) ~= 'table' then
+    fail('%s: a table of tensors is needed, this is %s', name, options.describe(parameters))
+  end
   local list = {}
-  for _, p in ipairs(parameters) do
+  for i, p in ipairs(parameters) do
+    if not mf.is_tensor(p) then
+      fail('%s: parameters[%d] must be a tensor, is %s', name, i, options.describe(p))
+    end
     local g = p.grad
-    if g then list[#list + 1] = g end
+    if g and g.is_rows then
+      g = g:coalesce()
+      p.grad = g
+      g = g.values
+    end
+    list[#list + 1] = g
   end
   return list
 end
 
--- Scales the gradients so that their common norm is at most max_norm; returns the norm before, a 0-d tensor.
-function utils.clip_grad_norm_(parameters, max_norm, o)
-  o = options('clip_grad_norm_', o, { norm_type = 2, error_if_nonfinite = false })
-  local gradients = gradients_of(parameters)
-  if #gradients == 0 then return mf.zeros(1):reshape {} end
+local function total_norm(gradients, p)
+  if p == 2 then return mf.total_norm(gradients) end
+  local norms = {}
+  for i, g in ipairs(gradients) do norms[i] = g:norm { p = p } end
+  return mf.stack(norms):norm { p = p }
+end
+
+-- All gradients times a 0-d tensor: in one op where they are contiguous.
+local function scale(gradients, by)
+  local runs = {}
+  for _, g in ipairs(gradients) do
+    if g:is_contiguous() then runs[#runs + 1] = g else g:mul_(by) end
+  end
+  if #runs > 0 then mf._scale_all_(by, runs) end
+end
+
+-- Scales the gradients so that their common norm is at most max_norm; returns the norm before, as a
+-- 0-d tensor.
+function utils.clip_grad_norm_(parameters, max_norm, ...)
+  local o = options.arguments('clip_grad_norm_', { 'norm_type', 'error_if_nonfinite' },
+    { norm_type = 2, error_if_nonfinite = false }, ...)
+  local gradients = gradients_of('clip_grad_norm_', parameters)
+  if #gradients == 0 then return mf.zeros {} end
   return mf.no_grad(function()
-    local dense = {}
-    for i, g in ipairs(gradients) do dense[i] = g.is_rows and g:coalesce().values or g end
-    local total
-    if o.norm_type == 2 then
-      total = mf.total_norm(dense)
-    else
-      local norms = {}
-      for i, g in ipairs(dense) do norms[i] = g:norm { p = o.norm_type } end
-      total = mf.stack(norms):norm { p = o.norm_type }
-    end
+    local norm = total_norm(gradients, o.norm_type)
     if o.error_if_nonfinite then
-      local value = total:item()
+      local value = norm:item()
       if value ~= value or value == math.huge then
-        error(('clip_grad_norm_: the norm of the gradients is %s'):format(tostring(value)), 0)
+        fail('clip_grad_norm_: the norm of the gradients is %s', tostring(value))
       end
     end
-    local scale = (max_norm / (total + 1e-6)):clamp { max = 1 }
-    for _, g in ipairs(gradients) do
-      if g.is_rows then g.values:mul_(scale) else g:mul_(scale) end
-    end
-    return total
+    scale(gradients, (max_norm / (norm + 1e-6)):clamp { max = 1 })
+    return norm
   end)
 end
 
--- Clips every gradient to [-clip_value, clip_value].
+-- Clips every element of the gradients to [-clip_value, clip_value].
 function utils.clip_grad_value_(parameters, clip_value)
   mf.no_grad(function()
-    for _, g in ipairs(gradients_of(parameters)) do g:clamp_(-clip_value, clip_value) end
+    for _, g in ipairs(gradients_of('clip_grad_value_', parameters)) do
+      g:clamp_(-clip_value, clip_value)
+    end
   end)
 end
 
--- All parameters behind one another as one 1-d tensor, and back.
+-- All parameters one behind the other as one 1-d tensor, and back.
 function utils.parameters_to_vector(parameters)
   local flat = {}
   for i, p in ipairs(parameters) do flat[i] = p:reshape(-1) end

@@ -1,102 +1,130 @@
--- Optimisers: names, arguments, defaults and formulas are PyTorch's. Each step is a few multi-tensor ops (src/op/optim.c): one for all
--- tensors of a group that are at the same step and of one dtype.
+-- Optimisers: names, arguments, defaults and formulas are PyTorch's. A step is one multi-tensor op
+-- (src/op/optim.c) for all tensors of a group that are at the same step and of one dtype.
 --
--- Row-sparse gradients (nn.Embedding with {sparse = true}) update only the rows that were looked up, momentum and averages included.
+-- Row-sparse gradients (nn.Embedding with {sparse = true}) update only the rows that were looked
+-- up, momentum and averages included.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail, describe = options.fail, options.describe
 local optim = {}
 
--- -- The common part -----------------------------------------------------------------------------------------------------------
+-- -- The common part ------------------------------------------------------------------------------
 
 local Optimizer = {}
 Optimizer.__index = Optimizer
 optim.Optimizer = Optimizer
 
--- A class of optimisers. `defaults` are the options of a group, `check` raises for bad ones; `states(group)` names the tensors kept per
--- parameter, and `update(group, step, params, grads, states)` runs the op; `rows` does so for one row-sparse gradient.
+-- The parameters of a group as a table; checks that they can be optimised and are nowhere else.
+local function check_params(self, params)
+  params = mf.is_tensor(params) and { params } or params
+  if type(params) ~= 'table' then
+    fail('%s: params must be a table of tensors, is %s', self._name, describe(params))
+  end
+  local used = {}
+  for _, group in ipairs(self.param_groups) do
+    for _, p in ipairs(group.params) do used[p] = true end
+  end
+  for i, p in ipairs(params) do
+    if not mf.is_tensor(p) then
+      fail('%s: params[%d] must be a tensor, is %s', self._name, i, describe(p))
+    end
+    if not p.is_leaf then
+      fail('%s: params[%d] is not a leaf; only leaves can be optimised', self._name, i)
+    end
+    if used[p] then fail('%s: params[%d] is there twice', self._name, i) end
+    used[p] = true
+  end
+  return params
+end
+
+local function check_range(self, what, value, below)
+  if value == nil or type(value) == 'number' and value >= 0 and not (below and value >= below) then
+    return
+  end
+  local range = below and ('in [0, %g)'):format(below) or 'at least 0'
+  fail('%s: %s must be %s, is %s', self._name, what, range, describe(value))
+end
+
+local function check_group(self, group)
+  for _, name in ipairs { 'lr', 'weight_decay', 'momentum', 'eps', 'rho', 'alpha', 'lr_decay' } do
+    check_range(self, name, group[name])
+  end
+  if group.betas then
+    if #group.betas ~= 2 then fail('%s: betas must be a table of two numbers', self._name) end
+    check_range(self, 'betas[1]', group.betas[1], 1)
+    check_range(self, 'betas[2]', group.betas[2], 1)
+  end
+  if self.check then self:check(group) end
+end
+
+-- Adds { params = {...}, lr = ..., ... }; options that are missing are the optimiser's.
+function Optimizer:add_param_group(group)
+  if type(group) ~= 'table' or group.params == nil then
+    fail('%s: a group is a table with params and options', self._name)
+  end
+  local given, initial_lr = {}, group.initial_lr
+  for name, value in pairs(group) do
+    if name ~= 'params' and name ~= 'initial_lr' then given[name] = value end
+  end
+  local new = options(self._name, given, self.defaults)
+  new.params, new.initial_lr = check_params(self, group.params), initial_lr
+  check_group(self, new)
+  self.param_groups[#self.param_groups + 1] = new
+end
+
+-- A class of optimisers: optim[name](params, options) makes one. `spec` has
+--   defaults                                      the options of a group
+--   states(group)                                 names of the tensors kept for each parameter
+--   update(group, step, params, grads, state)     runs the op on lists; state(name) is such a list
+-- and may have
+--   initial(group, p)                             the first value of a state, else zeros
+--   rows(group, step, p, ids, values, states)     the update by one row-sparse gradient
+--   check(self, group)                            raises for options that do not go together
 local function class(name, spec)
-  local methods = setmetatable({ _name = name, spec = spec }, Optimizer)
-  methods.__index = methods
-  methods.__tostring = Optimizer.__tostring
+  local methods = spec
+  methods._name, methods.__index, methods.__tostring = name, spec, Optimizer.__tostring
   optim[name] = setmetatable(methods, {
     __index = Optimizer,
     __call = function(_, params, given)
       local self = setmetatable({ param_groups = {}, state = {} }, methods)
       self.defaults = options(name, given, spec.defaults)
-      for option, value in pairs(self.defaults) do
-        if value == nil then self.defaults[option] = nil end
+      if mf.is_tensor(params) or type(params) ~= 'table' then
+        fail('%s: a table of tensors or of groups is needed, this is a %s', name, type(params))
       end
-      if type(params) ~= 'table' then
-        error(('%s: parameters must be a table of tensors or of groups, are a %s'):format(name, type(params)), 2)
+      if #params == 0 then fail('%s: the list of parameters is empty', name) end
+      local is_list = mf.is_tensor(params[1]) or type(params[1]) ~= 'table'
+      for _, group in ipairs(is_list and { { params = params } } or params) do
+        self:add_param_group(group)
       end
-      if #params == 0 then error(('%s: got an empty list of parameters'):format(name), 2) end
-      if mf.is_tensor(params[1]) then params = { { params = params } } end
-      for _, group in ipairs(params) do self:add_param_group(group) end
       return self
     end,
   })
 end
 
-local function check_range(self, group, option, low, high)
-  local v = group[option]
-  if v == nil then return end
-  if type(v) ~= 'number' or not (v >= low) or (high and not (v < high)) then
-    error(('%s: %s must be %s, is %s'):format(self._name, option,
-      high and ('in [%g, %g)'):format(low, high) or ('at least %g'):format(low), tostring(v)), 4)
-  end
-end
-
--- Adds { params = {...}, lr = ..., ... }; options that are missing come from the optimiser's.
-function Optimizer:add_param_group(group)
-  if type(group) ~= 'table' or group.params == nil then error(self._name .. ': a group needs params', 3) end
-  local params = mf.is_tensor(group.params) and { group.params } or group.params
-  local new = { params = params }
-  for option, default in pairs(self.defaults) do new[option] = default end
-  for option, value in pairs(group) do
-    if option ~= 'params' then
-      if self.spec.defaults[option] == nil and option ~= 'initial_lr' then options.unknown(self._name, option, self.spec.defaults, 3) end
-      new[option] = value
-    end
-  end
-  for i, p in ipairs(params) do
-    if not mf.is_tensor(p) then error(('%s: params[%d] is a %s and not a tensor'):format(self._name, i, type(p)), 3) end
-    if not p.is_leaf then error(('%s: params[%d] is not a leaf; only leaves can be optimised'):format(self._name, i), 3) end
-    for _, other in ipairs(self.param_groups) do
-      for _, q in ipairs(other.params) do
-        if q == p then error(('%s: params[%d] is in another group already'):format(self._name, i), 3) end
-      end
-    end
-  end
-  check_range(self, new, 'lr', 0)
-  check_range(self, new, 'weight_decay', 0)
-  check_range(self, new, 'momentum', 0)
-  check_range(self, new, 'eps', 0)
-  if new.betas then
-    if type(new.betas) ~= 'table' or #new.betas ~= 2 then error(self._name .. ': betas must be a table of two numbers', 3) end
-    for i = 1, 2 do check_range(self, { ['betas[' .. i .. ']'] = new.betas[i] }, 'betas[' .. i .. ']', 0, 1) end
-  end
-  if self.spec.check then self.spec.check(self, new) end
-  self.param_groups[#self.param_groups + 1] = new
-end
-
 -- Drops the gradients, or fills them with zeros under {set_to_none = false}.
 function Optimizer:zero_grad(o)
-  o = options('zero_grad', o, { set_to_none = true })
+  local set_to_none = options('zero_grad', o, { set_to_none = true }).set_to_none
+  local dense = {}
   for _, group in ipairs(self.param_groups) do
     for _, p in ipairs(group.params) do
-      if o.set_to_none then p.grad = nil
-      elseif p.grad then p.grad:fill_(0) end
+      local g = not set_to_none and p.grad
+      if not g or g.is_rows then p.grad = nil
+      elseif g:is_contiguous() then dense[#dense + 1] = g
+      else g:zero_() end
     end
   end
+  if #dense > 0 then mf._zero_all_(dense) end
 end
+
+-- -- A step ---------------------------------------------------------------------------------------
 
 -- The state of a parameter, made at its first step.
 local function state_of(self, group, p)
   local s = self.state[p]
   if not s then
     s = { step = 0 }
-    for _, name in ipairs(self.spec.states(group)) do
-      s[name] = self.spec.initial and self.spec.initial(group, p, name) or mf.zeros_like(p)
+    for _, name in ipairs(self.states(group)) do
+      s[name] = self.initial and self.initial(group, p) or mf.zeros_like(p)
     end
     self.state[p] = s
   end
@@ -104,63 +132,73 @@ local function state_of(self, group, p)
   return s
 end
 
--- Parameters with dense gradients, sorted into runs of one step and dtype.
+local function add_to(run, p, g, s)
+  local n = #run.params + 1
+  run.params[n], run.grads[n], run.states[n] = p, g, s
+end
+
+-- Updates by row-sparse gradients at once; sorts the others into runs of one step and dtype.
 local function collect(self, group)
-  local runs, order = {}, {}
+  local runs, last = {}, nil
   for _, p in ipairs(group.params) do
     local g = p.grad
     if g then
       local s = state_of(self, group, p)
       if g.is_rows then
-        if not self.spec.rows then error(('%s: takes no row-sparse gradients'):format(self._name), 3) end
-        local merged = g:coalesce()
-        self.spec.rows(group, s.step, p, merged.ids, merged.values, s)
+        if not self.rows then fail('%s takes no row-sparse gradients', self._name) end
+        self.rows(group, s.step, p, g.ids, g.values, s)
       else
-        local key = s.step .. tostring(p.dtype)
-        local run = runs[key]
-        if not run then
-          run = { step = s.step, params = {}, grads = {}, states = {} }
-          runs[key] = run
-          order[#order + 1] = run
+        if not last or last.step ~= s.step or last.dtype ~= p.dtype then
+          last = { step = s.step, dtype = p.dtype, params = {}, grads = {}, states = {} }
+          runs[#runs + 1] = last
         end
-        local n = #run.params + 1
-        run.params[n], run.grads[n] = p, g
-        for _, name in ipairs(self.spec.states(group)) do
-          run.states[name] = run.states[name] or {}
-          run.states[name][n] = s[name]
-        end
+        add_to(last, p, g, s)
       end
     end
   end
-  return order
+  return runs
 end
 
--- One update. closure, where given, recomputes the loss (with gradients) before it; its result is returned.
+local function update(self)
+  for _, group in ipairs(self.param_groups) do
+    for _, run in ipairs(collect(self, group)) do
+      self.update(group, run.step, run.params, run.grads, function(name)
+        local list = {}
+        for i, s in ipairs(run.states) do list[i] = s[name] end
+        return list
+      end)
+    end
+  end
+end
+
+-- One update. `closure`, where given, computes the loss anew, with gradients, before it; its result
+-- is returned.
 function Optimizer:step(closure)
   local loss
   if closure then loss = mf.enable_grad(closure) end
-  mf.no_grad(function()
-    for _, group in ipairs(self.param_groups) do
-      for _, run in ipairs(collect(self, group)) do
-        local function state(name) return run.states[name] or {} end
-        self.spec.update(group, run.step, run.params, run.grads, state)
-      end
-    end
-  end)
+  mf.no_grad(update, self)
   return loss
 end
 
--- Parameters by number in order of groups; tensors of the state share memory with the optimiser.
+-- -- State dicts ----------------------------------------------------------------------------------
+
+-- { state, param_groups }: parameters are numbered from 0 in order of groups. What is in `state`
+-- shares memory with the optimiser; all of it are tensors, so that mf.save can write it.
 function Optimizer:state_dict()
   local dict, n = { state = {}, param_groups = {} }, 0
   for i, group in ipairs(self.param_groups) do
     local saved = { params = {} }
-    for option, value in pairs(group) do
-      if option ~= 'params' then saved[option] = value end
+    for name, value in pairs(group) do
+      if name ~= 'params' then saved[name] = value end
     end
     for k, p in ipairs(group.params) do
       saved.params[k] = n
-      dict.state[n] = self.state[p]
+      local s = self.state[p]
+      if s then
+        dict.state[n] = {}
+        for name, value in pairs(s) do dict.state[n][name] = value end
+        dict.state[n].step = mf.tensor(s.step, { dtype = mf.int64 })
+      end
       n = n + 1
     end
     dict.param_groups[i] = saved
@@ -168,82 +206,125 @@ function Optimizer:state_dict()
   return dict
 end
 
-function Optimizer:load_state_dict(dict)
-  if #dict.param_groups ~= #self.param_groups then
-    error(('%s: the state has %d groups, the optimiser %d'):format(self._name, #dict.param_groups, #self.param_groups), 2)
-  end
-  for i, saved in ipairs(dict.param_groups) do
-    if #saved.params ~= #self.param_groups[i].params then
-      error(('%s: group %d of the state has %d parameters, the optimiser %d'):format(self._name, i, #saved.params,
-        #self.param_groups[i].params), 2)
+-- The state of parameter n: nested as state_dict has it, or from flat names '0.step' as mf.load
+-- gives them.
+local function saved_state(self, state, n, group)
+  if state[n] then return state[n] end
+  if not state[n .. '.step'] then return nil end
+  local s = { step = state[n .. '.step'] }
+  for _, name in ipairs(self.states(group)) do s[name] = state[n .. '.' .. name] end
+  return s
+end
+
+local function load_state(self, group, p, s, n)
+  local copy = { step = mf.is_tensor(s.step) and s.step:item() or s.step }
+  for _, name in ipairs(self.states(group)) do
+    local t = s[name]
+    if not mf.is_tensor(t) or t.shape ~= p.shape then
+      local have = mf.is_tensor(t) and 'shape ' .. tostring(t.shape) or describe(t)
+      fail('%s: %s of parameter %d must be a tensor of shape %s, is %s', self._name, name, n,
+        tostring(p.shape), have)
     end
+    copy[name] = mf.empty_like(p):copy_(t)
   end
-  for i, saved in ipairs(dict.param_groups) do
+  return copy
+end
+
+local function load_options(self, groups)
+  if #groups ~= #self.param_groups then
+    fail('%s: the state has %d groups, the optimiser %d', self._name, #groups, #self.param_groups)
+  end
+  for i, saved in ipairs(groups) do
     local group = self.param_groups[i]
-    for option, value in pairs(saved) do
-      if option ~= 'params' then group[option] = value end
+    if #saved.params ~= #group.params then
+      fail('%s: group %d of the state has %d parameters, the optimiser %d', self._name, i - 1,
+        #saved.params, #group.params)
     end
-    for k, p in ipairs(group.params) do
-      local s = dict.state[saved.params[k]]
-      self.state[p] = nil
-      if s then
-        local copy = {}
-        for name, value in pairs(s) do copy[name] = mf.is_tensor(value) and value:detach():clone() or value end
-        self.state[p] = copy
+    for name, value in pairs(saved) do
+      if name ~= 'params' then group[name] = value end
+    end
+  end
+end
+
+-- Takes over a state_dict. Without param_groups in it the options stay. `state` may have flat names
+-- ('0.exp_avg'), as mf.load(path, { prefix = 'optim.' }) gives them.
+function Optimizer:load_state_dict(dict)
+  if type(dict) ~= 'table' or type(dict.state) ~= 'table' then
+    fail('%s: a table with state (and param_groups) is needed', self._name)
+  end
+  if dict.param_groups then load_options(self, dict.param_groups) end
+  mf.no_grad(function()
+    local loaded, n = {}, 0
+    for _, group in ipairs(self.param_groups) do
+      for _, p in ipairs(group.params) do
+        local s = saved_state(self, dict.state, n, group)
+        if s then loaded[p] = load_state(self, group, p, s, n) end
+        n = n + 1
       end
     end
-  end
+    self.state = loaded
+  end)
 end
 
 function Optimizer:__tostring()
   local lines = {}
   for i, group in ipairs(self.param_groups) do
     local parts = {}
-    for option, value in pairs(group) do
-      if option ~= 'params' then
+    for name, value in pairs(group) do
+      if name ~= 'params' then
         if type(value) == 'table' then value = '(' .. table.concat(value, ', ') .. ')' end
-        parts[#parts + 1] = ('    %s: %s'):format(option, tostring(value))
+        parts[#parts + 1] = ('    %s: %s'):format(name, tostring(value))
       end
     end
     table.sort(parts)
-    lines[#lines + 1] = ('Parameter Group %d\n%s'):format(i - 1, table.concat(parts, '\n'))
+    lines[i] = ('Parameter Group %d\n%s'):format(i - 1, table.concat(parts, '\n'))
   end
   return ('%s (\n%s\n)'):format(self._name, table.concat(lines, '\n'))
 end
 
--- -- The optimisers --------------------------------------------------------------------------------------------------------------
+-- -- The optimisers -------------------------------------------------------------------------------
 
 class('SGD', {
-  defaults = { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, maximize = false },
+  defaults = { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false,
+    maximize = false },
   check = function(self, g)
     if g.nesterov and (g.momentum <= 0 or g.dampening ~= 0) then
-      error(self._name .. ': nesterov needs a momentum and no dampening', 4)
+      fail('%s: nesterov needs a momentum and no dampening', self._name)
     end
   end,
   states = function(g) return g.momentum ~= 0 and { 'momentum_buffer' } or {} end,
   update = function(g, step, params, grads, state)
-    mf._sgd_(params, grads, state 'momentum_buffer', { lr = g.lr, momentum = g.momentum, dampening = g.dampening,
-      weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize, first = step == 1 })
+    local buffers = g.momentum ~= 0 and state 'momentum_buffer' or {}
+    mf._sgd_(params, grads, buffers, { lr = g.lr, momentum = g.momentum, dampening = g.dampening,
+      weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize,
+      first = step == 1 })
   end,
   rows = function(g, step, p, ids, values, s)
-    mf._sgd_rows_(p, ids, values, s.momentum_buffer, { lr = g.lr, momentum = g.momentum, dampening = step == 1 and 0 or g.dampening,
-      weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize })
+    mf._sgd_rows_(p, ids, values, s.momentum_buffer, { lr = g.lr, momentum = g.momentum,
+      dampening = step == 1 and 0 or g.dampening, weight_decay = g.weight_decay,
+      nesterov = g.nesterov, maximize = g.maximize })
   end,
 })
 
+-- Adam and AdamW differ in what weight_decay means: with AdamW it does not go through the averages.
 local function adam(name, weight_decay, decoupled)
+  local function coefficients(g, step)
+    return { lr = g.lr, beta1 = g.betas[1], beta2 = g.betas[2], eps = g.eps,
+      weight_decay = g.weight_decay, step = step, decoupled = decoupled, maximize = g.maximize }
+  end
   class(name, {
-    defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay, amsgrad = false, maximize = false },
+    defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay,
+      amsgrad = false, maximize = false },
     states = function(g)
-      return g.amsgrad and { 'exp_avg', 'exp_avg_sq', 'max_exp_avg_sq' } or { 'exp_avg', 'exp_avg_sq' }
+      return { 'exp_avg', 'exp_avg_sq', g.amsgrad and 'max_exp_avg_sq' or nil }
     end,
     update = function(g, step, params, grads, state)
-      mf._adam_(params, grads, state 'exp_avg', state 'exp_avg_sq', state 'max_exp_avg_sq', { lr = g.lr, beta1 = g.betas[1],
-        beta2 = g.betas[2], eps = g.eps, weight_decay = g.weight_decay, step = step, decoupled = decoupled, maximize = g.maximize })
+      mf._adam_(params, grads, state 'exp_avg', state 'exp_avg_sq',
+        g.amsgrad and state 'max_exp_avg_sq' or {}, coefficients(g, step))
     end,
     rows = function(g, step, p, ids, values, s)
-      mf._adam_rows_(p, ids, values, s.exp_avg, s.exp_avg_sq, { lr = g.lr, beta1 = g.betas[1], beta2 = g.betas[2], eps = g.eps,
-        weight_decay = g.weight_decay, step = step, decoupled = decoupled, maximize = g.maximize })
+      if g.amsgrad then fail('%s: amsgrad takes no row-sparse gradients', name) end
+      mf._adam_rows_(p, ids, values, s.exp_avg, s.exp_avg_sq, coefficients(g, step))
     end,
   })
 end
@@ -251,7 +332,8 @@ adam('Adam', 0, false)
 adam('AdamW', 0.01, true)
 
 class('RMSprop', {
-  defaults = { lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0, centered = false, maximize = false },
+  defaults = { lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0,
+    centered = false, maximize = false },
   states = function(g)
     local names = { 'square_avg' }
     if g.centered then names[#names + 1] = 'grad_avg' end
@@ -259,31 +341,37 @@ class('RMSprop', {
     return names
   end,
   update = function(g, _, params, grads, state)
-    mf._rmsprop_(params, grads, state 'square_avg', state 'grad_avg', state 'momentum_buffer', { lr = g.lr, alpha = g.alpha,
-      eps = g.eps, weight_decay = g.weight_decay, momentum = g.momentum, maximize = g.maximize })
+    mf._rmsprop_(params, grads, state 'square_avg', g.centered and state 'grad_avg' or {},
+      g.momentum > 0 and state 'momentum_buffer' or {}, { lr = g.lr, alpha = g.alpha, eps = g.eps,
+        weight_decay = g.weight_decay, momentum = g.momentum, maximize = g.maximize })
   end,
 })
 
 class('Adagrad', {
-  defaults = { lr = 0.01, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10, maximize = false },
+  defaults = { lr = 0.01, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0,
+    eps = 1e-10, maximize = false },
   states = function() return { 'sum' } end,
   initial = function(g, p) return mf.full_like(p, g.initial_accumulator_value) end,
   update = function(g, step, params, grads, state)
-    mf._adagrad_(params, grads, state 'sum', { lr = g.lr, lr_decay = g.lr_decay, weight_decay = g.weight_decay, eps = g.eps,
-      step = step, maximize = g.maximize })
+    mf._adagrad_(params, grads, state 'sum', { lr = g.lr, lr_decay = g.lr_decay, eps = g.eps,
+      weight_decay = g.weight_decay, step = step, maximize = g.maximize })
   end,
   rows = function(g, step, p, ids, values, s)
-    if g.weight_decay ~= 0 then error('Adagrad: weight_decay does not go with row-sparse gradients', 0) end
-    mf._adagrad_rows_(p, ids, values, s.sum, { lr = g.lr, lr_decay = g.lr_decay, eps = g.eps, step = step, maximize = g.maximize })
+    if g.weight_decay ~= 0 then
+      fail 'Adagrad: weight_decay does not go with row-sparse gradients'
+    end
+    mf._adagrad_rows_(p, ids, values, s.sum,
+      { lr = g.lr, lr_decay = g.lr_decay, eps = g.eps, step = step, maximize = g.maximize })
   end,
 })
 
 class('Adadelta', {
   defaults = { lr = 1, rho = 0.9, eps = 1e-6, weight_decay = 0, maximize = false },
+  check = function(self, g) check_range(self, 'rho', g.rho, 1) end,
   states = function() return { 'square_avg', 'acc_delta' } end,
   update = function(g, _, params, grads, state)
-    mf._adadelta_(params, grads, state 'square_avg', state 'acc_delta', { lr = g.lr, rho = g.rho, eps = g.eps,
-      weight_decay = g.weight_decay, maximize = g.maximize })
+    mf._adadelta_(params, grads, state 'square_avg', state 'acc_delta', { lr = g.lr, rho = g.rho,
+      eps = g.eps, weight_decay = g.weight_decay, maximize = g.maximize })
   end,
 })
 
@@ -291,8 +379,9 @@ class('Adamax', {
   defaults = { lr = 2e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0, maximize = false },
   states = function() return { 'exp_avg', 'exp_inf' } end,
   update = function(g, step, params, grads, state)
-    mf._adamax_(params, grads, state 'exp_avg', state 'exp_inf', { lr = g.lr, beta1 = g.betas[1], beta2 = g.betas[2], eps = g.eps,
-      weight_decay = g.weight_decay, step = step, maximize = g.maximize })
+    mf._adamax_(params, grads, state 'exp_avg', state 'exp_inf', { lr = g.lr, beta1 = g.betas[1],
+      beta2 = g.betas[2], eps = g.eps, weight_decay = g.weight_decay, step = step,
+      maximize = g.maximize })
   end,
 })
 

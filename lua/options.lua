@@ -1,9 +1,45 @@
--- Reading tables of options: unknown names are errors with a suggestion.
+-- Reading arguments and tables of options: names, defaults, types, and errors that help.
 --
---   local o = options('Conv2d', given, { stride = 1, padding = 0, bias = true })
+--   local o = options('StepLR', given, { gamma = 0.1 })
 --
--- gives a new table with the defaults filled in. A default of options.none stands for "nil unless given".
-local options = { none = setmetatable({}, { __tostring = function() return 'nil' end }) }
+-- gives a new table with the defaults filled in; an unknown name is an error with a suggestion. A
+-- default of options.none stands for "nil unless given"; options.number, .string, .boolean, .table,
+-- ['function'] and .userdata for the same, of that type.
+--
+--   local o = options.arguments('Pool', { 'stride', 'padding' }, { stride = 1, padding = 0 }, ...)
+--
+-- reads positional arguments in that order and a last table of options, as layers do. A table is
+-- taken for options when it has a string key, or nothing in it.
+--
+-- Errors are raised at the innermost line that is not the library's own.
+local options = {}
+
+-- -- Errors ---------------------------------------------------------------------------------------
+
+-- Raises string.format(...) with the place of the user's line.
+function options.fail(...)
+  local text, level = string.format(...), 2
+  while true do
+    local frame = debug.getinfo(level, 'Sl')
+    if not frame then error(text, 0) end
+    if frame.currentline > 0 and not frame.source:find '^=moonflow' then
+      error(('%s:%d: %s'):format(frame.short_src, frame.currentline, text), 0)
+    end
+    level = level + 1
+  end
+end
+local fail = options.fail
+
+-- "a string", "nil", "an empty table": what a value is, for error texts.
+function options.describe(value)
+  if value == nil then return 'nil' end
+  if type(value) == 'number' or type(value) == 'boolean' then return tostring(value) end
+  if type(value) == 'string' then return ("'%s'"):format(value) end
+  return 'a ' .. type(value)
+end
+local describe = options.describe
+
+-- -- Suggestions ----------------------------------------------------------------------------------
 
 -- The edit distance of two names.
 local function distance(a, b)
@@ -21,45 +57,105 @@ local function distance(a, b)
   return row[#b]
 end
 
--- The name of `known` nearest to `name`, or nil when none is near.
+-- The name of `known` (its keys) nearest to `name`, or nil when none is near.
 function options.suggest(name, known)
-  local best, least = nil, 4
+  name = tostring(name)
+  local best, least = nil, math.min(4, math.max(2, #name))
   for other in pairs(known) do
-    local d = distance(tostring(name), other)
+    local d = distance(name, other)
     if d < least or (d == least and best and other < best) then best, least = other, d end
   end
   return best
 end
 
--- Raises for a name that is not in `known`; `level` as error's.
-function options.unknown(where, name, known, level)
+-- Raises for a name that is not among the keys of `known`.
+function options.unknown(where, name, known)
   local near = options.suggest(name, known)
-  if near then error(("%s: there is no option '%s'; did you mean '%s'?"):format(where, tostring(name), near), level) end
+  if near then
+    fail("%s: there is no option '%s'; did you mean '%s'?", where, tostring(name), near)
+  end
   local names = {}
   for other in pairs(known) do names[#names + 1] = other end
   table.sort(names)
-  error(("%s: there is no option '%s'; there are %s"):format(where, tostring(name), table.concat(names, ', ')), level)
+  local list = #names == 0 and 'there are none' or 'there are ' .. table.concat(names, ', ')
+  fail("%s: there is no option '%s'; %s", where, tostring(name), list)
 end
 
-return setmetatable(options, {
-  __call = function(_, where, given, defaults, level)
-    level = (level or 2) + 1
-    if given ~= nil and type(given) ~= 'table' then
-      error(('%s: options must be a table, are a %s'):format(where, type(given)), level)
-    end
-    local o = {}
-    for name, value in pairs(defaults) do
-      if value ~= options.none then o[name] = value end
-    end
-    for name, value in pairs(given or {}) do
-      local default = defaults[name]
-      if default == nil then options.unknown(where, name, defaults, level) end
-      local sizes = type(default) == 'number' and type(value) == 'table' -- one number for all dims, or one a dim
-      if default ~= options.none and type(value) ~= type(default) and type(default) ~= 'table' and not sizes then
-        error(('%s: %s must be a %s, is a %s'):format(where, name, type(default), type(value)), level)
-      end
-      o[name] = value
-    end
-    return o
-  end,
-})
+-- -- Single values --------------------------------------------------------------------------------
+
+-- A whole number of at least `least` (0 when not given).
+function options.count(where, name, value, least)
+  least = least or 0
+  if type(value) == 'number' and value >= least and value == math.floor(value) then return value end
+  local what = describe(value)
+  return fail('%s: %s must be a whole number of at least %d, is %s', where, name, least, what)
+end
+
+-- One of a list of strings.
+function options.choice(where, name, value, list)
+  for _, allowed in ipairs(list) do
+    if value == allowed then return value end
+  end
+  local all = table.concat(list, ', ')
+  return fail('%s: %s must be one of %s, is %s', where, name, all, describe(value))
+end
+
+-- -- Tables ---------------------------------------------------------------------------------------
+
+local optional = {}
+options.none = setmetatable({}, { __tostring = function() return 'nil' end })
+for _, kind in ipairs { 'number', 'string', 'boolean', 'table', 'function', 'userdata' } do
+  options[kind] = {}
+  optional[options[kind]] = kind
+end
+
+local function check(where, name, value, default)
+  if default == options.none then return end
+  local kind = optional[default] or type(default)
+  if type(value) == kind then return end
+  -- one number for all dims, or one for each
+  if kind == 'number' and type(value) == 'table' and not optional[default] then return end
+  fail('%s: %s must be a %s, is %s', where, name, kind, describe(value))
+end
+
+local function read(_, where, given, defaults)
+  if given ~= nil and type(given) ~= 'table' then
+    fail('%s: options must be a table, are %s', where, describe(given))
+  end
+  local o = {}
+  for name, value in pairs(defaults) do
+    if value ~= options.none and not optional[value] then o[name] = value end
+  end
+  for name, value in pairs(given or {}) do
+    if defaults[name] == nil then options.unknown(where, name, defaults) end
+    check(where, name, value, defaults[name])
+    o[name] = value
+  end
+  return o
+end
+
+-- Is this a table of options, and not a value?
+function options.is_options(value)
+  if type(value) ~= 'table' then return false end
+  if next(value) == nil then return true end
+  for key in pairs(value) do
+    if type(key) == 'string' then return true end
+  end
+  return false
+end
+
+function options.arguments(where, order, defaults, ...)
+  local n, given, named = select('#', ...), {}, nil
+  if n > 0 and options.is_options((select(n, ...))) then
+    n, named = n - 1, (select(n, ...))
+  end
+  if n > #order then fail('%s: %d arguments too many', where, n - #order) end
+  for i = 1, n do given[order[i]] = (select(i, ...)) end
+  for name, value in pairs(named or {}) do
+    if given[name] ~= nil then fail('%s: %s is given twice', where, tostring(name)) end
+    given[name] = value
+  end
+  return options(where, given, defaults)
+end
+
+return setmetatable(options, { __call = read })

@@ -1,20 +1,29 @@
--- Learning-rate schedulers, as torch.optim.lr_scheduler: made over an optimiser, :step() after each epoch or batch. They set lr in the
--- optimiser's groups; `initial_lr` there is what it was at the start.
+-- Learning-rate schedulers, as torch.optim.lr_scheduler: made over an optimiser; :step() after each
+-- epoch or batch. They set lr in the optimiser's groups; `initial_lr` there is the first one.
 local options = require 'moonflow.options'
-local none = options.none
+local arguments, count, fail = options.arguments, options.count, options.fail
 local sched = {}
+
+-- -- The common part ------------------------------------------------------------------------------
 
 local Scheduler = {}
 Scheduler.__index = Scheduler
 
--- A class whose learning rate is a closed form: rate(self, base, epoch) for one group.
+local function check_optimizer(name, optimizer)
+  if type(optimizer) ~= 'table' or not optimizer.param_groups then
+    fail('%s: the first argument must be an optimiser, is %s', name, options.describe(optimizer))
+  end
+end
+
+-- A class of schedulers whose rate is a closed form: `init(self, ...)` reads the arguments, and
+-- `rate(self, base, epoch, i)` is the learning rate of group i in that epoch, base being the first.
 local function class(name, init, rate)
-  local methods = setmetatable({ _name = name, rate = rate }, Scheduler)
+  local methods = { _name = name, rate = rate }
   methods.__index = methods
   sched[name] = setmetatable(methods, {
     __index = Scheduler,
     __call = function(_, optimizer, ...)
-      if type(optimizer) ~= 'table' or not optimizer.param_groups then error(name .. ': the first argument must be an optimiser', 2) end
+      check_optimizer(name, optimizer)
       local self = setmetatable({ optimizer = optimizer, last_epoch = -1, base_lrs = {} }, methods)
       for i, group in ipairs(optimizer.param_groups) do
         group.initial_lr = group.initial_lr or group.lr
@@ -42,10 +51,13 @@ function Scheduler:get_last_lr()
   return list
 end
 
+-- Everything but the optimiser and functions.
 function Scheduler:state_dict()
   local dict = {}
   for key, value in pairs(self) do
-    if key ~= 'optimizer' and type(value) ~= 'function' and key ~= 'schedulers' then dict[key] = value end
+    if key ~= 'optimizer' and key ~= 'schedulers' and type(value) ~= 'function' then
+      dict[key] = value
+    end
   end
   if self.schedulers then
     dict.schedulers = {}
@@ -56,20 +68,22 @@ end
 
 function Scheduler:load_state_dict(dict)
   for key, value in pairs(dict) do
-    if key == 'schedulers' then
-      for i, saved in ipairs(value) do self.schedulers[i]:load_state_dict(saved) end
-    else
-      self[key] = value
-    end
+    if key ~= 'schedulers' then self[key] = value end
   end
+  for i, saved in ipairs(dict.schedulers or {}) do self.schedulers[i]:load_state_dict(saved) end
 end
 
-class('StepLR', function(self, step_size, o)
-  self.step_size, self.gamma = step_size, options('StepLR', o, { gamma = 0.1 }).gamma
+-- -- One formula each -----------------------------------------------------------------------------
+
+class('StepLR', function(self, step_size, ...)
+  self.step_size = count('StepLR', 'step_size', step_size, 1)
+  self.gamma = arguments('StepLR', { 'gamma' }, { gamma = 0.1 }, ...).gamma
 end, function(self, base, epoch) return base * self.gamma ^ math.floor(epoch / self.step_size) end)
 
-class('MultiStepLR', function(self, milestones, o)
-  self.milestones, self.gamma = milestones, options('MultiStepLR', o, { gamma = 0.1 }).gamma
+class('MultiStepLR', function(self, milestones, ...)
+  if type(milestones) ~= 'table' then fail 'MultiStepLR: milestones must be a table of epochs' end
+  self.milestones = milestones
+  self.gamma = arguments('MultiStepLR', { 'gamma' }, { gamma = 0.1 }, ...).gamma
 end, function(self, base, epoch)
   local passed = 0
   for _, m in ipairs(self.milestones) do
@@ -78,169 +92,227 @@ end, function(self, base, epoch)
   return base * self.gamma ^ passed
 end)
 
-class('ExponentialLR', function(self, gamma) self.gamma = gamma end,
-  function(self, base, epoch) return base * self.gamma ^ epoch end)
+class('ExponentialLR', function(self, ...)
+  self.gamma = arguments('ExponentialLR', { 'gamma' }, { gamma = options.number }, ...).gamma
+    or fail 'ExponentialLR: gamma is needed'
+end, function(self, base, epoch) return base * self.gamma ^ epoch end)
 
-class('ConstantLR', function(self, o)
-  o = options('ConstantLR', o, { factor = 1 / 3, total_iters = 5 })
+class('ConstantLR', function(self, ...)
+  local o = arguments('ConstantLR', { 'factor', 'total_iters' },
+    { factor = 1 / 3, total_iters = 5 }, ...)
   self.factor, self.total_iters = o.factor, o.total_iters
 end, function(self, base, epoch) return epoch < self.total_iters and base * self.factor or base end)
 
-class('LinearLR', function(self, o)
-  o = options('LinearLR', o, { start_factor = 1 / 3, end_factor = 1, total_iters = 5 })
+class('LinearLR', function(self, ...)
+  local o = arguments('LinearLR', { 'start_factor', 'end_factor', 'total_iters' },
+    { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, ...)
   self.start_factor, self.end_factor, self.total_iters = o.start_factor, o.end_factor, o.total_iters
 end, function(self, base, epoch)
   local t = math.min(epoch, self.total_iters) / self.total_iters
   return base * (self.start_factor + (self.end_factor - self.start_factor) * t)
 end)
 
-class('PolynomialLR', function(self, o)
-  o = options('PolynomialLR', o, { total_iters = 5, power = 1 })
+class('PolynomialLR', function(self, ...)
+  local o = arguments('PolynomialLR', { 'total_iters', 'power' },
+    { total_iters = 5, power = 1 }, ...)
   self.total_iters, self.power = o.total_iters, o.power
-end, function(self, base, epoch) return base * (1 - math.min(epoch, self.total_iters) / self.total_iters) ^ self.power end)
-
-class('CosineAnnealingLR', function(self, T_max, o)
-  self.T_max, self.eta_min = T_max, options('CosineAnnealingLR', o, { eta_min = 0 }).eta_min
 end, function(self, base, epoch)
-  return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * epoch / self.T_max)) / 2
+  return base * (1 - math.min(epoch, self.total_iters) / self.total_iters) ^ self.power
 end)
 
-class('CosineAnnealingWarmRestarts', function(self, T_0, o)
-  o = options('CosineAnnealingWarmRestarts', o, { T_mult = 1, eta_min = 0 })
-  self.T_0, self.T_mult, self.eta_min = T_0, o.T_mult, o.eta_min
+local function cosine(from, to, t) return to + (from - to) * (1 + math.cos(math.pi * t)) / 2 end
+
+class('CosineAnnealingLR', function(self, T_max, ...)
+  self.T_max = count('CosineAnnealingLR', 'T_max', T_max, 1)
+  self.eta_min = arguments('CosineAnnealingLR', { 'eta_min' }, { eta_min = 0 }, ...).eta_min
+end, function(self, base, epoch) return cosine(base, self.eta_min, epoch / self.T_max) end)
+
+class('CosineAnnealingWarmRestarts', function(self, T_0, ...)
+  local o = arguments('CosineAnnealingWarmRestarts', { 'T_mult', 'eta_min' },
+    { T_mult = 1, eta_min = 0 }, ...)
+  self.T_0 = count('CosineAnnealingWarmRestarts', 'T_0', T_0, 1)
+  self.T_mult = count('CosineAnnealingWarmRestarts', 'T_mult', o.T_mult, 1)
+  self.eta_min = o.eta_min
 end, function(self, base, epoch)
   local length, at = self.T_0, epoch
   while at >= length do
     at = at - length
     length = length * self.T_mult
   end
-  return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * at / length)) / 2
+  return cosine(base, self.eta_min, at / length)
 end)
 
-class('LambdaLR', function(self, f) self.f = f end, function(self, base, epoch, i)
+-- The first rate times f(epoch); a table of functions has one for each group.
+class('LambdaLR', function(self, f)
+  if type(f) ~= 'function' and type(f) ~= 'table' then
+    fail('LambdaLR: a function of the epoch is needed, this is %s', options.describe(f))
+  end
+  self.f = f
+end, function(self, base, epoch, i)
   local f = type(self.f) == 'table' and self.f[i] or self.f
   return base * f(epoch)
 end)
 
--- Linear from start_factor to 1 over warmup_iters steps, then what `after` (a scheduler over the same optimiser) says.
-class('WarmupLR', function(self, after, o)
-  o = options('WarmupLR', o, { warmup_iters = 5, start_factor = 1 / 3 })
-  self.warmup_iters, self.start_factor = o.warmup_iters, o.start_factor
-  self.schedulers = after and { after } or {}
-end, function(self, base, epoch, i)
-  local factor = math.min(1, self.start_factor + (1 - self.start_factor) * epoch / self.warmup_iters)
-  local after = self.schedulers[1]
-  if epoch < self.warmup_iters or not after then return base * factor end
-  after.last_epoch = epoch - self.warmup_iters
-  return after:rate(after.base_lrs[i], after.last_epoch, i)
-end)
+-- -- OneCycleLR -----------------------------------------------------------------------------------
 
--- One-cycle policy (Smith and Topin, 2017); max_lr a number or one a group; the number of steps by total_steps, or epochs and steps_per_epoch.
-class('OneCycleLR', function(self, max_lr, o)
-  o = options('OneCycleLR', o, { total_steps = none, epochs = none, steps_per_epoch = none, pct_start = 0.3, anneal_strategy = 'cos',
-    cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4, three_phase = false }, 4)
-  local total = o.total_steps or (o.epochs and o.steps_per_epoch and o.epochs * o.steps_per_epoch)
-    or error('OneCycleLR: total_steps, or epochs and steps_per_epoch, are needed', 4)
+-- The phases of a cycle as { last step, from, to, momentum: -1 falls, 1 rises, 0 stays }.
+local function one_cycle_phases(self, group)
+  local low, top, bottom, last = group.initial_lr, group.max_lr, group.min_lr, self.total_steps - 1
+  local up = self.pct_start * self.total_steps - 1
+  if not self.three_phase then return { { up, low, top, -1 }, { last, top, bottom, 1 } } end
+  return { { up, low, top, -1 }, { 2 * up, top, low, 1 }, { last, low, bottom, 0 } }
+end
+
+local function set_momentum(group, m)
+  if group.betas then group.betas = { m, group.betas[2] }
+  elseif group.momentum then group.momentum = m end
+end
+
+-- One-cycle policy (Smith and Topin, 2017): up to max_lr (a number, or one for each group) and down
+-- again, momentum the other way; as long as total_steps, or epochs times steps_per_epoch.
+class('OneCycleLR', function(self, max_lr, ...)
+  local number = options.number
+  local o = arguments('OneCycleLR', { 'total_steps', 'epochs', 'steps_per_epoch', 'pct_start' }, {
+    total_steps = number, epochs = number, steps_per_epoch = number, pct_start = 0.3,
+    anneal_strategy = 'cos', cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95,
+    div_factor = 25, final_div_factor = 1e4, three_phase = false }, ...)
+  options.choice('OneCycleLR', 'anneal_strategy', o.anneal_strategy, { 'cos', 'linear' })
   for key, value in pairs(o) do self[key] = value end
-  self.total_steps = total
+  self.total_steps = o.total_steps or (o.epochs or 0) * (o.steps_per_epoch or 0)
+  if self.total_steps < 1 then
+    fail 'OneCycleLR: total_steps, or epochs and steps_per_epoch, are needed'
+  end
   for i, group in ipairs(self.optimizer.param_groups) do
-    local top = type(max_lr) == 'table' and max_lr[i] or max_lr
-    group.max_lr, group.initial_lr = top, top / o.div_factor
+    group.max_lr = type(max_lr) == 'table' and max_lr[i] or max_lr
+    if type(group.max_lr) ~= 'number' then fail 'OneCycleLR: max_lr must be a number' end
+    group.initial_lr = group.max_lr / o.div_factor
     group.min_lr = group.initial_lr / o.final_div_factor
     self.base_lrs[i] = group.initial_lr
   end
-end, function(self, base, epoch, i)
+end, function(self, _, epoch, i)
   if epoch > self.total_steps then
-    error(('OneCycleLR: step %d of %d'):format(epoch, self.total_steps), 3)
+    fail('OneCycleLR: this is step %d of %d', epoch, self.total_steps)
   end
-  local group = self.optimizer.param_groups[i]
-  local top, bottom, up = group.max_lr, group.min_lr, self.pct_start * self.total_steps - 1
-  local phases = self.three_phase
-    and { { up, base, top, 1 }, { 2 * up, top, base, -1 }, { self.total_steps - 1, base, bottom, 0 } }
-    or { { up, base, top, 1 }, { self.total_steps - 1, top, bottom, -1 } }
-  local from = 0
-  for k, phase in ipairs(phases) do
-    if epoch <= phase[1] or k == #phases then
-      local t = (epoch - from) / (phase[1] - from)
-      local function anneal(a, b)
-        if self.anneal_strategy == 'linear' then return a + (b - a) * t end
-        return b + (a - b) / 2 * (1 + math.cos(math.pi * t))
-      end
-      if self.cycle_momentum then
-        local low, high = self.base_momentum, self.max_momentum
-        local m = phase[4] == 1 and anneal(high, low) or phase[4] == -1 and anneal(low, high) or high
-        if group.betas then group.betas = { m, group.betas[2] } elseif group.momentum then group.momentum = m end
-      end
-      return anneal(phase[2], phase[3])
-    end
-    from = phase[1]
+  local group, from = self.optimizer.param_groups[i], 0
+  local phases = one_cycle_phases(self, group)
+  local n = 1
+  while n < #phases and epoch > phases[n][1] do
+    from = phases[n][1]
+    n = n + 1
   end
+  local last, start, stop, momentum = unpack(phases[n])
+  local t = (epoch - from) / (last - from)
+  local function anneal(a, b)
+    return self.anneal_strategy == 'cos' and cosine(a, b, t) or (b - a) * t + a
+  end
+  if self.cycle_momentum then
+    local low, high = self.base_momentum, self.max_momentum
+    if momentum == 0 then low = high end
+    set_momentum(group, momentum == 1 and anneal(low, high) or anneal(high, low))
+  end
+  return anneal(start, stop)
 end)
 
--- Several schedulers, each from its milestone on.
-class('SequentialLR', function(self, schedulers, o)
-  self.schedulers, self.milestones = schedulers, options('SequentialLR', o, { milestones = {} }).milestones
+-- -- Of several schedulers ------------------------------------------------------------------------
+
+local function rate_of(scheduler, epoch, i)
+  scheduler.last_epoch = epoch
+  return scheduler:rate(scheduler.base_lrs[i], epoch, i)
+end
+
+local function check_schedulers(name, list)
+  if type(list) ~= 'table' or #list == 0 then fail('%s: a table of schedulers is needed', name) end
+  for k, s in ipairs(list) do
+    if type(s) ~= 'table' or not s.rate then fail('%s: entry %d is no scheduler', name, k) end
+  end
+  return list
+end
+
+-- Linear from start_factor to 1 times the first rate over warmup_iters steps; then what `after`, a
+-- scheduler over the same optimiser, says.
+class('WarmupLR', function(self, after, ...)
+  local o = arguments('WarmupLR', { 'warmup_iters', 'start_factor' },
+    { warmup_iters = 5, start_factor = 1 / 3 }, ...)
+  self.warmup_iters = count('WarmupLR', 'warmup_iters', o.warmup_iters, 1)
+  self.start_factor = o.start_factor
+  self.schedulers = after and check_schedulers('WarmupLR', { after }) or {}
+end, function(self, base, epoch, i)
+  local after, at = self.schedulers[1], epoch / self.warmup_iters
+  if at >= 1 then return after and rate_of(after, epoch - self.warmup_iters, i) or base end
+  return base * (self.start_factor + (1 - self.start_factor) * at)
+end)
+
+-- Each scheduler from its milestone on, the first from the start.
+class('SequentialLR', function(self, schedulers, ...)
+  self.schedulers = check_schedulers('SequentialLR', schedulers)
+  self.milestones = arguments('SequentialLR', { 'milestones' }, { milestones = {} }, ...).milestones
+  if #self.milestones ~= #schedulers - 1 then
+    fail('SequentialLR: %d schedulers need %d milestones, there are %d', #schedulers,
+      #schedulers - 1, #self.milestones)
+  end
 end, function(self, _, epoch, i)
   local k, from = 1, 0
   for m, milestone in ipairs(self.milestones) do
     if epoch >= milestone then k, from = m + 1, milestone end
   end
-  local s = self.schedulers[k]
-  s.last_epoch = epoch - from
-  return s:rate(s.base_lrs[i], s.last_epoch, i)
+  return rate_of(self.schedulers[k], epoch - from, i)
 end)
 
--- Several schedulers at once: their factors on the initial rate are multiplied.
-class('ChainedScheduler', function(self, schedulers) self.schedulers = schedulers end, function(self, base, epoch, i)
+-- All at once: their factors on the first rate are multiplied.
+class('ChainedScheduler', function(self, schedulers)
+  self.schedulers = check_schedulers('ChainedScheduler', schedulers)
+end, function(self, base, epoch, i)
   local lr = base
   for _, s in ipairs(self.schedulers) do
-    s.last_epoch = epoch
-    if base ~= 0 then lr = lr * s:rate(base, epoch, i) / base end
+    if base ~= 0 then lr = lr * rate_of(s, epoch, i) / base end
   end
   return lr
 end)
 
+-- -- ReduceLROnPlateau ----------------------------------------------------------------------------
+
 -- Lowers the rate when a value has not become better for `patience` epochs: step(value).
-local Plateau = setmetatable({ _name = 'ReduceLROnPlateau' }, Scheduler)
+local Plateau = { _name = 'ReduceLROnPlateau' }
 Plateau.__index = Plateau
 sched.ReduceLROnPlateau = setmetatable(Plateau, {
   __index = Scheduler,
-  __call = function(_, optimizer, o)
-    o = options('ReduceLROnPlateau', o, { mode = 'min', factor = 0.1, patience = 10, threshold = 1e-4, threshold_mode = 'rel',
-      cooldown = 0, min_lr = 0, eps = 1e-8 })
-    if o.factor >= 1 then error('ReduceLROnPlateau: factor must be below 1', 2) end
-    o.optimizer, o.last_epoch, o.num_bad_epochs, o.cooldown_counter = optimizer, 0, 0, 0
-    o.best = o.mode == 'min' and math.huge or -math.huge
-    return setmetatable(o, Plateau)
+  __call = function(_, optimizer, ...)
+    local name = 'ReduceLROnPlateau'
+    check_optimizer(name, optimizer)
+    local self = arguments(name, { 'mode', 'factor', 'patience' }, { mode = 'min', factor = 0.1,
+      patience = 10, threshold = 1e-4, threshold_mode = 'rel', cooldown = 0, min_lr = 0,
+      eps = 1e-8 }, ...)
+    options.choice(name, 'mode', self.mode, { 'min', 'max' })
+    options.choice(name, 'threshold_mode', self.threshold_mode, { 'rel', 'abs' })
+    if self.factor >= 1 then fail('%s: factor must be below 1, is %g', name, self.factor) end
+    self.optimizer, self.last_epoch, self.num_bad_epochs, self.cooldown_counter = optimizer, 0, 0, 0
+    self.best = self.mode == 'min' and math.huge or -math.huge
+    return setmetatable(self, Plateau)
   end,
 })
 
 function Plateau:is_better(value)
-  local edge = self.threshold_mode == 'rel' and self.best * (1 + (self.mode == 'min' and -self.threshold or self.threshold))
-    or self.best + (self.mode == 'min' and -self.threshold or self.threshold)
-  if self.best == math.huge or self.best == -math.huge then return value ~= self.best and value == value end
-  if self.mode == 'min' then return value < edge end
-  return value > edge
+  local max, best = self.mode == 'max', self.best
+  local margin = max and self.threshold or -self.threshold
+  local edge = self.threshold_mode == 'rel' and best * (1 + margin) or best + margin
+  if max then return value > edge end
+  return value < edge
 end
 
 function Plateau:step(value)
   if type(value) ~= 'number' then value = value:item() end
   self.last_epoch = self.last_epoch + 1
-  if self:is_better(value) then
-    self.best, self.num_bad_epochs = value, 0
-  else
-    self.num_bad_epochs = self.num_bad_epochs + 1
-  end
+  if self:is_better(value) then self.best, self.num_bad_epochs = value, 0
+  else self.num_bad_epochs = self.num_bad_epochs + 1 end
   if self.cooldown_counter > 0 then
     self.cooldown_counter, self.num_bad_epochs = self.cooldown_counter - 1, 0
   end
-  if self.num_bad_epochs > self.patience then
-    for _, group in ipairs(self.optimizer.param_groups) do
-      local lr = math.max(group.lr * self.factor, self.min_lr)
-      if group.lr - lr > self.eps then group.lr = lr end
-    end
-    self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+  if self.num_bad_epochs <= self.patience then return end
+  for _, group in ipairs(self.optimizer.param_groups) do
+    local lr = math.max(group.lr * self.factor, self.min_lr)
+    if group.lr - lr > self.eps then group.lr = lr end
   end
+  self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 end
 
 return sched

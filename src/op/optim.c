@@ -122,6 +122,24 @@ static int fleet_run(const OpCall *c, int64_t n, int n_states, Rule rule) {
   return 0;
 }
 
+/* The rule over n tensors alone, from in[first]. */
+static size_t list_scratch(int64_t n) {
+  return (size_t)(n + 1) * (sizeof(int64_t) + sizeof(void *));
+}
+
+static int list_run(const OpCall *c, int first, int64_t n, Rule rule) {
+  Fleet f = {.rule = rule, .n = (int)n, .param = c->in + first};
+  f.start = c->scratch;
+  f.grad_data = (const void **)(void *)(f.start + n + 1);
+  f.start[0] = 0;
+  for (int64_t i = 0; i < n; i++) {
+    f.grad_data[i] = f.param[i].data; /* not read */
+    f.start[i + 1] = f.start[i] + view_numel(&f.param[i]);
+  }
+  if (n) mf_parallel(f.start[n], GRAIN, fleet_range, &f);
+  return 0;
+}
+
 /* -- Rows -------------------------------------------------------------------------------------- */
 
 /* One looked-up row: which, and its place among the gradient's rows. */
@@ -340,9 +358,8 @@ OP(sgd_,
        "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]! bufs, *, float lr, float momentum=0, "
        "float dampening=0, "
        "float weight_decay=0, bool nesterov=False, bool maximize=False, bool first=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp_rule = together_sbp,
-   .infer = fleet_infer, .cpu = sgd_cpu, .scratch = sgd_scratch)
+   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = sgd_cpu,
+   .scratch = sgd_scratch)
 
 static int sgd_rows_cpu(const OpCall *c) {
   const struct sgd_rows__args *a = c->args;
@@ -358,9 +375,8 @@ OP(sgd_rows_,
        "momentum=0, "
        "float dampening=0, float weight_decay=0, bool nesterov=False, bool maximize=False, bool "
        "first=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp = "V e, N, N e, V e",
-   .infer = rows_infer, .cpu = sgd_rows_cpu, .scratch = rows_scratch)
+   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e", .infer = rows_infer, .cpu = sgd_rows_cpu,
+   .scratch = rows_scratch)
 
 /* -- Adam -------------------------------------------------------------------------------------- */
 
@@ -427,9 +443,8 @@ OP(adam_,
        "float lr, float beta1, float beta2, float eps, float weight_decay, int step, bool "
        "decoupled=False, "
        "bool maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp_rule = together_sbp,
-   .infer = fleet_infer, .cpu = adam_cpu, .scratch = adam_scratch)
+   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adam_cpu,
+   .scratch = adam_scratch)
 
 static int adam_rows_cpu(const OpCall *c) {
   const struct adam_rows__args *a = c->args;
@@ -445,9 +460,8 @@ OP(adam_rows_,
        "*, float lr, "
        "float beta1, float beta2, float eps, float weight_decay, int step, bool decoupled=False, "
        "bool maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp = "V e, N, N e, V e, V e",
-   .infer = rows_infer, .cpu = adam_rows_cpu, .scratch = rows_scratch)
+   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, V e", .infer = rows_infer, .cpu = adam_rows_cpu,
+   .scratch = rows_scratch)
 
 /* -- Adagrad ----------------------------------------------------------------------------------- */
 
@@ -487,9 +501,8 @@ OP(adagrad_,
        "adagrad_(Tensor[]! params, Tensor[] grads, Tensor[]! sums, *, float lr, float lr_decay=0, "
        "float weight_decay=0, "
        "float eps=1e-10, int step, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp_rule = together_sbp,
-   .infer = fleet_infer, .cpu = adagrad_cpu, .scratch = adagrad_scratch)
+   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adagrad_cpu,
+   .scratch = adagrad_scratch)
 
 static int adagrad_rows_cpu(const OpCall *c) {
   const struct adagrad_rows__args *a = c->args;
@@ -504,9 +517,8 @@ OP(adagrad_rows_,
        "adagrad_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! sum, *, float lr, float "
        "lr_decay=0, "
        "float eps=1e-10, int step, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp = "V e, N, N e, V e",
-   .infer = rows_infer, .cpu = adagrad_rows_cpu, .scratch = rows_scratch)
+   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e", .infer = rows_infer, .cpu = adagrad_rows_cpu,
+   .scratch = rows_scratch)
 
 /* -- RMSprop ----------------------------------------------------------------------------------- */
 
@@ -564,9 +576,8 @@ OP(rmsprop_,
        "Tensor[]! bufs, *, float lr, "
        "float alpha=0.99, float eps=1e-8, float weight_decay=0, float momentum=0, bool "
        "maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp_rule = together_sbp,
-   .infer = fleet_infer, .cpu = rmsprop_cpu, .scratch = rmsprop_scratch)
+   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = rmsprop_cpu,
+   .scratch = rmsprop_scratch)
 
 /* -- Adadelta, Adamax -------------------------------------------------------------------------- */
 
@@ -607,9 +618,8 @@ OP(adadelta_,
        "adadelta_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]! acc_deltas, "
        "*, float lr=1, "
        "float rho=0.9, float eps=1e-6, float weight_decay=0, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp_rule = together_sbp,
-   .infer = fleet_infer, .cpu = adadelta_cpu, .scratch = adadelta_scratch)
+   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adadelta_cpu,
+   .scratch = adadelta_scratch)
 
 typedef struct AdamaxRule {
   double step_size, beta1, beta2, eps, weight_decay, sign;
@@ -654,9 +664,8 @@ OP(adamax_,
        "adamax_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_infs, *, float "
        "lr, float beta1, "
        "float beta2, float eps, float weight_decay=0, int step, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN,
-   .sbp_rule = together_sbp,
-   .infer = fleet_infer, .cpu = adamax_cpu, .scratch = adamax_scratch)
+   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adamax_cpu,
+   .scratch = adamax_scratch)
 
 /* -- The norm of many tensors ------------------------------------------------------------------ */
 
@@ -726,3 +735,81 @@ static int total_norm_cpu(const OpCall *c) {
 /* The 2-norm of all elements of all xs together, 0-d, in the dtype of the first. */
 OP(total_norm, .signature = "total_norm(Tensor[] xs) -> Tensor", .flags = OP_NO_GRAD,
    .infer = total_norm_infer, .cpu = total_norm_cpu)
+
+/* -- Scaling and clearing many tensors --------------------------------------------------------- */
+
+/* All inputs from the first of list parameter `p` on are dense float tensors. */
+static int list_infer(Infer *I, int p) {
+  int first, n;
+  char name[64];
+  op_inputs_of_param(I->op, I->args, p, &first, &n);
+  for (int k = first; k < first + n; k++) {
+    int rc = infer_want_float(I, k);
+    if (rc) return rc;
+    if (!shape_is_dense(I->in[k]->ndim, I->in[k]->shape, I->in[k]->stride))
+      return infer_error(I, "%s must be dense in memory", infer_name(I, k, name, sizeof name));
+  }
+  return 0;
+}
+
+static int scale_all_infer(Infer *I) {
+  int rc = infer_want_float(I, 0);
+  if (!rc) rc = infer_want_ndim(I, 0, 0);
+  return rc ? rc : list_infer(I, 1);
+}
+
+#define SCALE(name, T)                                                                  \
+  static void name(int64_t n, void *p_, const void *g, void *const *s, const void *c) { \
+    (void)g, (void)s;                                                                   \
+    T *p = p_, by = (T) * (const double *)c;                                            \
+    for (int64_t i = 0; i < n; i++) p[i] *= by;                                         \
+  }
+SCALE(scale_f32, float)
+SCALE(scale_f64, double)
+
+static size_t scale_all_scratch(const OpCall *c) {
+  return list_scratch(((const struct scale_all__args *)c->args)->n_xs);
+}
+
+static int scale_all_cpu(const OpCall *c) {
+  const struct scale_all__args *a = c->args;
+  double by = dtype_get_f64((DType)c->in[0].dtype, c->in[0].data);
+  return by == 1 ? 0 : list_run(c, 1, a->n_xs, (Rule){scale_f32, scale_f64, &by});
+}
+
+static int scale_all_sbp(SbpAsk *q) {
+  int rc = together_sbp(q), row = q->n_in + q->n_out;
+  for (int i = 0; !rc && i < sbp_count(q); i++) q->found.at[i * row] = (Sbp){SBP_B};
+  return rc;
+}
+
+/* All elements of all xs times a 0-d tensor. */
+OP(scale_all_, .signature = "scale_all_(Tensor scale, Tensor[]! xs) -> ()", .flags = OP_HIDDEN,
+   .sbp_rule = scale_all_sbp, .infer = scale_all_infer, .cpu = scale_all_cpu,
+   .scratch = scale_all_scratch)
+
+static int zero_all_infer(Infer *I) {
+  return list_infer(I, 0);
+}
+
+#define ZERO(name, T)                                                                  \
+  static void name(int64_t n, void *p, const void *g, void *const *s, const void *c) { \
+    (void)g, (void)s, (void)c;                                                         \
+    memset(p, 0, (size_t)n * sizeof(T));                                               \
+  }
+ZERO(zero_f32, float)
+ZERO(zero_f64, double)
+
+static size_t zero_all_scratch(const OpCall *c) {
+  return list_scratch(((const struct zero_all__args *)c->args)->n_xs);
+}
+
+static int zero_all_cpu(const OpCall *c) {
+  const struct zero_all__args *a = c->args;
+  return list_run(c, 0, a->n_xs, (Rule){zero_f32, zero_f64, NULL});
+}
+
+/* All elements of all xs become 0. */
+OP(zero_all_, .signature = "zero_all_(Tensor[]! xs) -> ()", .flags = OP_HIDDEN,
+   .sbp_rule = together_sbp, .infer = zero_all_infer, .cpu = zero_all_cpu,
+   .scratch = zero_all_scratch)
