@@ -258,8 +258,9 @@ static int fleet_infer(Infer *I) {
   for (int p = 1; p < I->op->n_tensors; p++) {
     int count;
     op_inputs_of_param(I->op, I->args, p, &first, &count);
-    if (count != n && !(count == 0 && p > 1))
-      return infer_error(I, "%d parameters, but list %d has %d entries", n, p + 1, count);
+    const Param *list = &I->op->params[p]; /* lists come first */
+    if (count != n && !(count == 0 && list->optional))
+      return infer_error(I, "%d params, but %s has %d entries", n, list->name, count);
     for (int i = 0; i < count; i++) {
       const Meta *a = I->in[i], *b = I->in[first + i];
       if (a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof(int64_t) * (size_t)a->ndim))
@@ -355,7 +356,7 @@ static int together_sbp(SbpAsk *q) {
  * this step. */
 OP(sgd_,
    .signature =
-       "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]! bufs, *, float lr, float momentum=0, "
+       "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]!? bufs, *, float lr, float momentum=0, "
        "float dampening=0, "
        "float weight_decay=0, bool nesterov=False, bool maximize=False, bool first=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = sgd_cpu,
@@ -439,7 +440,7 @@ static int adam_cpu(const OpCall *c) {
 OP(adam_,
    .signature =
        "adam_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_avg_sqs, "
-       "Tensor[]! max_exp_avg_sqs, *, "
+       "Tensor[]!? max_exp_avg_sqs, *, "
        "float lr, float beta1, float beta2, float eps, float weight_decay, int step, bool "
        "decoupled=False, "
        "bool maximize=False) -> ()",
@@ -572,8 +573,8 @@ static int rmsprop_cpu(const OpCall *c) {
 /* RMSprop (Hinton, 2012); centered where grad_avgs, with momentum where bufs are given. */
 OP(rmsprop_,
    .signature =
-       "rmsprop_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]! grad_avgs, "
-       "Tensor[]! bufs, *, float lr, "
+       "rmsprop_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]!? grad_avgs, "
+       "Tensor[]!? bufs, *, float lr, "
        "float alpha=0.99, float eps=1e-8, float weight_decay=0, float momentum=0, bool "
        "maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = rmsprop_cpu,
