@@ -78,39 +78,47 @@ static Handle *push_new(State *S, lua_State *L, Tensor *t) {
   h->tag = S;
   h->t = t;
   h->scope = 0;
+  h->keep = false;
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
   lua_setmetatable(L, -2);
   return h;
 }
 
-/* A leaf: C keeps it, and Lua may put hooks on it. */
-static void push_leaf(State *S, lua_State *L, Tensor *t) {
+/* The handle ends with the scope in which it was made. */
+static void enter_scope(State *S, Handle *h) {
+  if (S->scope_depth && vec_push(&S->scope, h)) h->scope = (uint32_t)S->scope.n;
+}
+
+/* A tensor that has one userdata: a leaf, since the tape holds it and Lua may put hooks on it, or one
+ * that C keeps. */
+static Handle *push_one(State *S, lua_State *L, Tensor *t) {
   if (push_registered(S, L, t)) {
     tensor_release(t);
-    return;
+    return NULL;
   }
-  push_new(S, L, t);
+  Handle *h = push_new(S, L, t);
   bind_share(S, L, lua_gettop(L));
+  return h;
 }
 
 void bind_push(State *S, lua_State *L, Tensor *t) {
   if (!t) {
     lua_pushnil(L);
   } else if (t->ag && t->ag->requires_grad) {
-    push_leaf(S, L, t);
+    Handle *h = push_one(S, L, t);
+    if (h && !S->line) enter_scope(S, h);
   } else if (S->line && S->line_used < LINE_HANDLES) {
     int k = S->line_used++;
     S->line_handles[k]->t = t;
     lua_rawgeti(L, LUA_REGISTRYINDEX, S->line_handle[k]);
   } else {
-    Handle *h = push_new(S, L, t);
-    if (S->scope_depth && vec_push(&S->scope, h)) h->scope = (uint32_t)S->scope.n;
+    enter_scope(S, push_new(S, L, t));
   }
 }
 
 void bind_push_shared(State *S, lua_State *L, Tensor *t) {
   if (!t) lua_pushnil(L);
-  else push_leaf(S, L, tensor_retain(t));
+  else push_one(S, L, tensor_retain(t));
 }
 
 Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg) {
@@ -139,27 +147,35 @@ uint32_t bind_scope_begin(State *S) {
   return (uint32_t)S->scope.n;
 }
 
-static bool is_among(lua_State *L, const Handle *h, int first, int n) {
-  for (int k = 0; k < n; k++)
-    if (lua_touserdata(L, first + k) == h) return true;
-  return false;
+void bind_scope_keep(State *S, lua_State *L, int index, int seen) {
+  Handle *h = bind_to_handle(S, L, index);
+  if (h) h->keep = true;
+  if (lua_type(L, index) != LUA_TTABLE || !lua_checkstack(L, 6)) return;
+  lua_pushvalue(L, index);
+  lua_rawget(L, seen);
+  bool known = !lua_isnil(L, -1);
+  lua_pop(L, 1);
+  if (known) return;
+  lua_pushvalue(L, index);
+  lua_pushboolean(L, 1);
+  lua_rawset(L, seen);
+  for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) bind_scope_keep(S, L, lua_gettop(L), seen);
 }
 
-void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n) {
+void bind_scope_end(State *S, uint32_t mark) {
   S->scope_depth--;
   size_t kept = mark;
   for (size_t i = mark; i < S->scope.n; i++) {
     Handle *h = S->scope.at[i];
     if (!h) continue;
-    bool keep = is_among(L, h, first, n);
     h->scope = 0;
-    if (keep && S->scope_depth) { /* now of the scope around */
+    if (h->keep && S->scope_depth) { /* now of the scope around */
       S->scope.at[kept++] = h;
       h->scope = (uint32_t)kept;
     }
-    if (keep) continue;
-    Tensor *t = h->t;
-    h->t = NULL;
+    Tensor *t = h->keep ? NULL : h->t;
+    if (t) h->t = NULL;
+    h->keep = false;
     tensor_release(t);
   }
   S->scope.n = kept;
@@ -168,13 +184,13 @@ void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n) {
 /* -- The collector ---------------------------------------------------------------------------- */
 
 /* LuaJIT's collector steps by KiB. It sees a few dozen bytes where a tensor holds megabytes, so each
- * batch of them is a debt of as much garbage. */
+ * batch of them is a debt of as much garbage. A batch is no smaller than Lua's own heap, since a cycle
+ * costs as much as that is large. */
 void bind_pay(State *S, lua_State *L) {
   enum { BATCH = 64 << 20, MOST = 1 << 21 };
   int64_t charged = S->E->charged;
-  if (charged < BATCH) return;
-  int64_t limit = (int64_t)device_stats(S->context->devices[DEVICE_CPU]).limit;
-  if (charged < limit / 16) return;
+  if (charged < BATCH || charged >> 10 < lua_gc(L, LUA_GCCOUNT, 0)) return;
+  if (charged < (int64_t)device_stats(S->context->devices[DEVICE_CPU]).limit / 16) return;
   S->E->charged = 0;
   lua_gc(L, LUA_GCSTEP, (int)(charged >> 10 < MOST ? charged >> 10 : MOST));
 }

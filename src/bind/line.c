@@ -255,7 +255,7 @@ static int gradient(void *ud, Node *n, int grad, Tensor *const *gout, const bool
   int rc = bind_protected(S, L, 1, 0);
   S->line = outer;
   empty_handles(S, mark);
-  bind_scope_end(S, L, scope, 0, 0);
+  bind_scope_end(S, scope);
   lua_settop(L, top);
   return rc;
 }

@@ -7,14 +7,19 @@
 #include "state.h"
 #include "thread.h"
 
-/* mf.scope(f, ...): f's results; every other tensor that f made is released, but for what the tape keeps. */
+/* mf.scope(f, ...): f's results; every other tensor that f made is released, but for what the tape
+ * keeps. Results may be tables of tensors. */
 static int scope(lua_State *L) {
   State *S = bind_state(L);
-  luaL_checktype(L, 1, LUA_TFUNCTION);
+  if (lua_type(L, 1) != LUA_TFUNCTION)
+    return bind_error(L, "scope: the first argument must be a function, is a %s", luaL_typename(L, 1));
   uint32_t mark = bind_scope_begin(S);
-  int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
-  bind_scope_end(S, L, mark, 1, rc ? 0 : lua_gettop(L));
-  return rc ? lua_error(L) : lua_gettop(L);
+  int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0), n = rc ? 0 : lua_gettop(L);
+  lua_newtable(L);
+  for (int k = 1; k <= n; k++) bind_scope_keep(S, L, k, lua_gettop(L));
+  lua_pop(L, 1);
+  bind_scope_end(S, mark);
+  return rc ? lua_error(L) : n;
 }
 
 static Device *device_at(State *S, lua_State *L, int index, const char *function) {
@@ -23,10 +28,12 @@ static Device *device_at(State *S, lua_State *L, int index, const char *function
   return S->context->devices[type];
 }
 
-/* mf.memory_stats(device): bytes in use, at the peak, cached; the limit; how many allocations there were. */
+/* mf.memory_stats(device): bytes in use, at the peak, cached; the limit; how many allocations there
+ * were; and how many tensors this Lua state has. */
 static int memory_stats(lua_State *L) {
   DeviceStats m = device_stats(device_at(bind_state(L), L, 1, "memory_stats"));
-  lua_createtable(L, 0, 5);
+  lua_createtable(L, 0, 6);
+  lua_pushnumber(L, (double)bind_state(L)->E->tensors), lua_setfield(L, -2, "tensors");
   lua_pushnumber(L, (double)m.in_use), lua_setfield(L, -2, "in_use");
   lua_pushnumber(L, (double)m.peak), lua_setfield(L, -2, "peak");
   lua_pushnumber(L, (double)m.cached), lua_setfield(L, -2, "cached");

@@ -16,6 +16,7 @@ const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n
   else if (type == LUA_TNIL || type == LUA_TNONE) snprintf(buf, n, "nil");
   else if (type == LUA_TNUMBER) snprintf(buf, n, "the number %.14g", lua_tonumber(L, index));
   else if (type == LUA_TSTRING) snprintf(buf, n, "the string '%.40s'", lua_tostring(L, index));
+  else if (bind_to_handle(S, L, index)) snprintf(buf, n, "a tensor that was released at the end of its scope");
   else if (type == LUA_TUSERDATA) snprintf(buf, n, "a userdata");
   else snprintf(buf, n, "a %s", lua_typename(L, type));
   return buf;

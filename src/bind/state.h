@@ -19,6 +19,7 @@ typedef struct Handle {
   const State *tag; /* tells it from other userdata of the size */
   Tensor *t;        /* NULL: released with its scope */
   uint32_t scope;
+  bool keep;        /* at the end of its scope it is among the results */
 } Handle;
 
 enum { LINE_HANDLES = 32 };
@@ -86,10 +87,11 @@ static inline Tensor *bind_to_tensor(const State *S, lua_State *L, int index) {
 /* The tensor at an index; raises "FUNCTION: ARG must be a tensor, is ...". */
 Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg);
 
-/* Handles made from here on are released at the matching end, but for those at the n stack indices
- * from `first`. */
+/* Handles made from here on are released at the matching end, but for those in values that
+ * bind_scope_keep was given in between; `seen` is the index of an empty table that these share. */
 uint32_t bind_scope_begin(State *S);
-void bind_scope_end(State *S, lua_State *L, uint32_t mark, int first, int n);
+void bind_scope_keep(State *S, lua_State *L, int index, int seen);
+void bind_scope_end(State *S, uint32_t mark);
 
 /* Pays what storages cost to Lua's collector, when enough has gathered. */
 void bind_pay(State *S, lua_State *L);
