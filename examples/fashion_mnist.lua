@@ -1,96 +1,97 @@
--- Trains a small convolutional network on Fashion-MNIST (Debian package dataset-fashion-mnist).
+-- Trains a small convolutional network on Fashion-MNIST: 60,000 grey images of clothes in 10 classes.
 --
---   moonflow examples/fashion_mnist.lua [--epochs N] [--lr X] [--batch N] [--data DIR] [--resume FILE] [--seed N]
+--   moonflow examples/fashion_mnist.lua [--epochs N] [--lr X] [--batch N] [--data DIR] [--seed N]
+--                                       [--save FILE] [--resume FILE]
 --
--- After each epoch the weights and the optimiser's state are saved; --resume goes on from there. The same seed gives the same weights.
+-- Weights and the optimiser's state are saved after each epoch, and at Ctrl-C; --resume goes on from
+-- there. The same seed gives the same weights.
 local mf = require 'moonflow'
-local nn, optim = mf.nn, mf.optim
+local nn, optim, data = mf.nn, mf.optim, mf.data
 
 local o = mf.cli(arg, 'Trains a small convolutional network on Fashion-MNIST.', {
-  { 'epochs', 4, 'passes over the training images' },
-  { 'lr', 2e-3, 'peak learning rate of the one-cycle schedule' },
+  { 'epochs', 5, 'passes over the training images' },
+  { 'lr', 2e-3, 'peak of the learning rate, which rises and falls once' },
   { 'batch', 128, 'images a step' },
   { 'data', '/usr/share/datasets/fashion-mnist', 'folder of the idx files' },
-  { 'save', 'fashion_mnist.safetensors', 'file for the weights' },
+  { 'save', 'fashion_mnist.safetensors', 'file to save to' },
   { 'resume', '', 'file to go on from' },
   { 'seed', 1, 'of weights, order and dropout' },
 })
 
+-- -- Data -----------------------------------------------------------------------------------------
+
 local function read(name)
-  for _, ending in ipairs { '.gz', '' } do
-    local path = o.data .. '/' .. name .. ending
-    local file = io.open(path, 'rb')
+  for _, path in ipairs { o.data .. '/' .. name .. '.gz', o.data .. '/' .. name } do
+    local file = io.open(path)
     if file then
       file:close()
-      return mf.data.load_idx(path)
+      return data.load_idx(path)
     end
   end
-  io.stderr:write(('there is no %s in %s: install the Debian package dataset-fashion-mnist, or name the folder with --data\n')
-    :format(name, o.data))
+  io.stderr:write(('%s has no %s.gz; install the Debian package dataset-fashion-mnist, or name the '
+    .. 'folder of these files with --data\n'):format(o.data, name))
   os.exit(1)
 end
 
--- Images as (N, 1, 28, 28) floats of mean 0 and variance 1, labels as int64.
-local function load(part)
+-- Images as (N, 1, 28, 28) of mean 0 and variance 1; labels as int64.
+local function dataset(part)
   local images = read(part .. '-images-idx3-ubyte'):float():unsqueeze(1)
-  return mf.data.TensorDataset((images / 255 - 0.2860) / 0.3530, read(part .. '-labels-idx1-ubyte'):long())
+  local labels = read(part .. '-labels-idx1-ubyte'):long()
+  return data.TensorDataset((images / 255 - 0.2860) / 0.3530, labels)
 end
+
+-- -- Model ----------------------------------------------------------------------------------------
 
 local Net = nn.Module:extend 'Net'
 function Net:init()
   self.features = nn.Sequential(
     nn.Conv2d(1, 32, 3, { padding = 1 }), nn.ReLU(), nn.MaxPool2d(2),
     nn.Conv2d(32, 64, 3, { padding = 1 }), nn.ReLU(), nn.MaxPool2d(2))
-  self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.25), nn.Linear(64 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
+  self.classifier = nn.Sequential(
+    nn.Flatten(), nn.Dropout(0.25), nn.Linear(64 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
 end
-function Net:forward(x) return self.head(self.features(x)) end
+function Net:forward(x) return self.classifier(self.features(x)) end
 
-local function accuracy(model, set)
+-- -- Training -------------------------------------------------------------------------------------
+
+local train, test = dataset 'train', dataset 't10k'
+mf.manual_seed(o.seed)
+local model = Net()
+local opt = optim.AdamW(model:parameters(), { lr = o.lr })
+local loader = data.DataLoader(train, { batch_size = o.batch, shuffle = true, drop_last = true })
+local schedule = optim.lr_scheduler.OneCycleLR(opt, o.lr, o.epochs, loader:len())
+print(model)
+
+local function accuracy()
   model:eval()
   local right = 0
   mf.no_grad(function()
-    for x, y in mf.data.DataLoader(set, { batch_size = 500 })() do
+    for x, y in data.DataLoader(test, { batch_size = 500 })() do
       right = right + model(x):argmax(1):eq(y):sum():item()
     end
   end)
   model:train()
-  return right / set:len()
+  return right / test:len()
 end
 
-mf.manual_seed(o.seed)
-local train, test = load 'train', load 't10k'
-local model = Net()
-local opt = optim.AdamW(model:parameters(), { lr = o.lr })
-local loader = mf.data.DataLoader(train, { batch_size = o.batch, shuffle = true, drop_last = true })
-local schedule = optim.lr_scheduler.OneCycleLR(opt, o.lr, { total_steps = o.epochs * loader:len() + 1 })
-
--- One file holds everything that training needs to go on: weights, averages of the optimiser, and how many epochs are done.
-local function save(epoch)
-  local state = { model = model:state_dict(), adam = {} }
-  for k, s in pairs(opt:state_dict().state) do state.adam[k] = { m = s.exp_avg, v = s.exp_avg_sq } end
-  mf.save(state, o.save, { metadata = { epoch = tostring(epoch) } })
+local function save(epochs)
+  local state = { model = model:state_dict(), optim = opt:state_dict().state }
+  mf.save(state, o.save, { metadata = { epochs = tostring(epochs) } })
 end
 
+-- Takes over what `save` wrote; returns how many epochs were done.
 local function resume(path)
-  local saved, metadata = mf.load(path)
-  local weights, epoch = {}, tonumber(metadata.epoch)
-  for name, t in pairs(saved) do
-    if name:match '^model%.' then weights[name:sub(7)] = t end
-  end
+  local weights, metadata = mf.load(path, { prefix = 'model.' })
+  local epochs = tonumber(metadata.epochs)
   model:load_state_dict(weights)
-  local dict = opt:state_dict()
-  for k in pairs(model:parameters()) do
-    local m, v = saved['adam.' .. k - 1 .. '.m'], saved['adam.' .. k - 1 .. '.v']
-    if m then dict.state[k - 1] = { step = epoch * loader:len(), exp_avg = m, exp_avg_sq = v } end
-  end
-  opt:load_state_dict(dict)
-  schedule:step(epoch * loader:len())
-  return epoch
+  opt:load_state_dict { state = mf.load(path, { prefix = 'optim.' }) }
+  schedule:step(epochs * loader:len())
+  return epochs
 end
 
 local function train_epoch(epoch)
-  local bar = mf.progress(loader:len(), { label = ('epoch %d'):format(epoch) })
-  mf.manual_seed(o.seed + epoch) -- so that a resumed run draws what an uninterrupted one would
+  mf.manual_seed(o.seed + epoch) -- a resumed run draws what an uninterrupted one would
+  local bar = mf.progress(loader:len(), { label = 'epoch ' .. epoch })
   for x, y in loader() do
     opt:zero_grad()
     local loss = mf.cross_entropy(model(x), y)
@@ -102,20 +103,18 @@ local function train_epoch(epoch)
   return bar:finish()
 end
 
-local first, score = 1, 0
-if o.resume ~= '' then first = resume(o.resume) + 1 end
-print(model)
-for epoch = first, o.epochs do
-  local ok, err = pcall(train_epoch, epoch)
+local done = o.resume == '' and 0 or resume(o.resume)
+local score = done >= o.epochs and accuracy()
+for epoch = done + 1, o.epochs do
+  local ok, result = pcall(train_epoch, epoch)
   if not ok then
-    if not tostring(err):match 'interrupted' then error(err, 0) end
+    if not tostring(result):find 'interrupt' then error(result, 0) end
     save(epoch - 1)
-    print(('\ninterrupted; go on with:  moonflow %s --resume %s'):format(arg[0], o.save))
+    print(('\nsaved; go on with  moonflow %s --resume %s'):format(arg[0], o.save))
     os.exit(130)
   end
-  score = accuracy(model, test)
+  score = accuracy()
   save(epoch)
-  print(('epoch %d: %.0f s, test accuracy %.4f, saved to %s'):format(epoch, err, score, o.save))
+  print(('epoch %d  %.0f s  test accuracy %.4f'):format(epoch, result, score))
 end
-if score == 0 then score = accuracy(model, test) end
 print(('test accuracy %.4f'):format(score))

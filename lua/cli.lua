@@ -1,16 +1,20 @@
 -- Options of a script's command line.
 --
---   local o = cli(arg, 'train.lua: trains a network', { { 'lr', 0.1, 'learning rate' }, { 'resume', '', 'file to go on from' } })
+--   local o = mf.cli(arg, 'Trains a network.', {
+--     { 'lr', 0.1, 'learning rate' },
+--     { 'resume', '', 'file to go on from' },
+--   })
 --
--- An entry is {name, default, help}; the type is that of the default (false: a flag). --help prints them; an unknown name is an error. What is not an
--- option is left in o[1], o[2], ...
+-- An entry is {name, default, help}; its type is that of the default (false: a flag). --help prints
+-- them; an unknown name is an error. What is no option is left in o[1], o[2], ...
 local options = require 'moonflow.options'
 
 local function usage(title, entries)
   local lines = { title, '' }
   for _, e in ipairs(entries) do
     local default = (e[2] == false or e[2] == '') and '' or (' (%s)'):format(tostring(e[2]))
-    lines[#lines + 1] = ('  --%-14s %s%s'):format(e[1] .. (e[2] == false and '' or ' X'), e[3], default)
+    local name = e[1] .. (e[2] == false and '' or ' X')
+    lines[#lines + 1] = ('  --%-14s %s%s'):format(name, e[3], default)
   end
   return table.concat(lines, '\n')
 end
@@ -36,7 +40,8 @@ return function(argv, title, entries)
       os.exit(0)
     elseif not known[name] then
       local near = options.suggest(name, known)
-      fail(('unknown option --%s%s'):format(name, near and ', did you mean --' .. near .. '?' or ''))
+      local hint = near and (', did you mean --%s?'):format(near) or ''
+      fail(('unknown option --%s%s'):format(name, hint))
     elseif known[name][2] == false then
       o[name] = true
     else

@@ -1,26 +1,47 @@
--- Workers of the DataLoader: values cross between Lua states as a string and a list of tensors.
+-- Workers of the DataLoader: threads with Lua states of their own (src/bind/worker.c). Values cross
+-- between states as a string and a list of tensors.
 --
--- What may cross: nil, booleans, numbers, strings; tensors, by shared storage; tables by copy, with their metatables and with shared and cyclic
--- parts kept; what a loaded module holds (mf.relu, a class of a required module) by name; other Lua functions by their code, with upvalues under
--- the same rules. Anything else is an error that says where it was found.
+-- What may cross: nil, booleans, numbers, strings; tensors, by shared storage; tables by copy, with
+-- their metatables, with shared and cyclic parts kept; what a loaded module or a library of Lua's
+-- holds (mf.relu, mf.float32, a class of a required module) by name; other Lua functions by their
+-- code, with upvalues under the same rules. Anything else is an error that says where it was found.
+-- Globals that the program has set do not cross.
 local mf = require 'moonflow.core'
+local options = require 'moonflow.options'
 local worker = {}
 
--- -- Packing ------------------------------------------------------------------------------------------------------------------------
+-- -- Packing --------------------------------------------------------------------------------------
 
--- Modules and what lies directly in them: value -> { module, key }.
+-- A packed value is a letter and what follows: n nil, T true, F false, d number, s string,
+-- x tensor, r seen before, m module, k key of a module, t table, f function. A string has its length
+-- in front.
+
+local libraries = { '_G', 'bit', 'coroutine', 'debug', 'io', 'jit', 'math', 'os', 'package',
+  'string', 'table' }
+
+local by_name = { table = true, ['function'] = true, userdata = true }
+
+-- Names of modules and of what lies directly in them: value -> { module, key }.
 local function known_values()
-  local known = {}
-  for name, module in pairs(package.loaded) do
-    if type(module) == 'table' and name ~= '_G' then
-      known[module] = known[module] or { name }
-      for key, value in pairs(module) do
-        if (type(value) == 'table' or type(value) == 'function') and type(key) == 'string' then known[value] = known[value] or { name, key } end
-      end
+  local known, standard = {}, {}
+  for _, name in ipairs(libraries) do standard[name] = true end
+  local function add(name, module)
+    known[module] = known[module] or { name }
+    for key, value in pairs(module) do
+      local fits = type(key) == 'string' and by_name[type(value)] and not mf.is_tensor(value)
+      if fits and not known[value] then known[value] = { name, key } end
     end
   end
-  for key, value in pairs(_G) do
-    if type(value) == 'function' or type(value) == 'table' then known[value] = known[value] or { '_G', key } end
+  for _, name in ipairs(libraries) do
+    if name ~= '_G' then add(name, package.loaded[name]) end
+  end
+  for key, value in pairs(_G) do -- the program's own globals are not there in a worker
+    local native = type(value) == 'function' and debug.getinfo(value, 'S').what == 'C'
+    if native then known[value] = known[value] or { '_G', key } end
+  end
+  known[_G] = { '_G' }
+  for name, module in pairs(package.loaded) do
+    if type(module) == 'table' and not standard[name] then add(name, module) end
   end
   return known
 end
@@ -28,27 +49,26 @@ end
 local pack_value
 
 local function put(out, ...)
-  for i = 1, select('#', ...) do out[#out + 1] = select(i, ...) end
+  for i = 1, select('#', ...) do out[#out + 1] = (select(i, ...)) end
 end
 
-local function put_string(out, s) put(out, #s, ':', s) end
+local function put_string(out, letter, s) put(out, letter, #s, ':', s) end
 
 local function pack_table(out, t, path)
   put(out, 't')
-  for key, value in pairs(t) do
+  for key, value in next, t do
     local at = path .. '.' .. tostring(key)
     pack_value(out, key, at .. ' (its key)')
     pack_value(out, value, at)
   end
   put(out, 'e')
-  pack_value(out, getmetatable(t), path .. ' (its metatable)')
+  pack_value(out, debug.getmetatable(t), path .. ' (its metatable)')
 end
 
 local function pack_function(out, f, path)
   local ok, code = pcall(string.dump, f)
-  if not ok then error(('%s is a C function, which cannot cross to a worker'):format(path), 0) end
-  put(out, 'f')
-  put_string(out, code)
+  if not ok then error(path .. ' is a C function, which cannot cross to a worker', 0) end
+  put_string(out, 'f', code)
   local i = 1
   while true do
     local name, value = debug.getupvalue(f, i)
@@ -60,42 +80,44 @@ local function pack_function(out, f, path)
   put(out, 'e')
 end
 
+local function pack_object(out, value, path)
+  out.n = out.n + 1
+  out.seen[value] = out.n
+  local name = out.known[value]
+  if name then
+    put_string(out, name[2] and 'k' or 'm', name[1])
+    if name[2] then put_string(out, '', name[2]) end
+  elseif type(value) == 'table' then pack_table(out, value, path)
+  elseif type(value) == 'function' then pack_function(out, value, path)
+  else error(('%s is a %s, which cannot cross to a worker'):format(path, type(value)), 0) end
+end
+
 function pack_value(out, value, path)
   local kind = type(value)
   if value == nil then put(out, 'n')
   elseif kind == 'boolean' then put(out, value and 'T' or 'F')
-  elseif kind == 'number' then
-    put(out, 'd')
-    put_string(out, ('%.17g'):format(value))
-  elseif kind == 'string' then
-    put(out, 's')
-    put_string(out, value)
+  elseif kind == 'number' then put_string(out, 'd', ('%.17g'):format(value))
+  elseif kind == 'string' then put_string(out, 's', value)
   elseif mf.is_tensor(value) then
     out.tensors[#out.tensors + 1] = value
-    put(out, 'x')
-    put_string(out, tostring(#out.tensors))
-  elseif out.seen[value] then
-    put(out, 'r')
-    put_string(out, tostring(out.seen[value]))
-  else
-    out.n = out.n + 1
-    out.seen[value] = out.n
-    local name = out.known[value]
-    if name then
-      put(out, name[2] and 'k' or 'm')
-      put_string(out, name[1])
-      if name[2] then put_string(out, name[2]) end
-    elseif kind == 'table' then pack_table(out, value, path)
-    elseif kind == 'function' then pack_function(out, value, path)
-    else error(('%s is a %s, which cannot cross to a worker'):format(path, kind), 0) end
-  end
+    put_string(out, 'x', tostring(#out.tensors))
+  elseif out.seen[value] then put_string(out, 'r', tostring(out.seen[value]))
+  else pack_object(out, value, path) end
 end
 
--- A value as a string and a table of tensors; `what` names it in errors.
-function worker.pack(value, what)
-  local out = { tensors = {}, seen = {}, known = known_values(), n = 0 }
+-- A value as a string and a table of tensors; `what` names it in errors. Only under `names` is
+-- looked for what modules hold.
+function worker.pack(value, what, names)
+  local out = { tensors = {}, seen = {}, known = names and known_values() or {}, n = 0 }
   pack_value(out, value, what or 'value')
   return table.concat(out), out.tensors
+end
+
+-- -- Unpacking ------------------------------------------------------------------------------------
+
+local function get_letter(r)
+  r.at = r.at + 1
+  return r.text:sub(r.at - 1, r.at - 1)
 end
 
 local function get_string(r)
@@ -104,23 +126,43 @@ local function get_string(r)
   return r.text:sub(at, at + n - 1)
 end
 
-local function get_char(r)
-  local c = r.text:sub(r.at, r.at)
-  r.at = r.at + 1
-  return c
+-- The next object as the next number to which 'r' may refer.
+local function remember(r, value)
+  r.seen[#r.seen + 1] = value
+  return value
 end
 
-local function fetch_known(module, key)
-  local t = module == '_G' and _G or package.loaded[module] or require(module)
-  if key == nil then return t end
-  return t[key]
+local get = {} -- by letter
+
+local function unpack_value(r)
+  return get[get_letter(r)](r)
 end
 
-local unpack_value
+function get.n() return nil end
+function get.T() return true end
+function get.F() return false end
+function get.d(r)
+  local text = get_string(r)
+  if text:find 'nan' then return 0 / 0 end
+  if text:find 'inf' then return text:sub(1, 1) == '-' and -math.huge or math.huge end
+  return tonumber(text)
+end
+function get.s(r) return get_string(r) end
+function get.x(r) return r.tensors[tonumber(get_string(r))] end
+function get.r(r) return r.seen[tonumber(get_string(r))] end
+function get.m(r) return remember(r, require(get_string(r))) end
 
-local function unpack_table(r)
-  local t = {}
-  r.seen[#r.seen + 1] = t
+function get.k(r)
+  local module, key = get_string(r), get_string(r)
+  local value = require(module)[key]
+  if value == nil then
+    error(("in the worker the module '%s' holds no '%s', as it did here"):format(module, key), 0)
+  end
+  return remember(r, value)
+end
+
+function get.t(r)
+  local t = remember(r, {})
   while r.text:sub(r.at, r.at) ~= 'e' do
     local key = unpack_value(r)
     rawset(t, key, (unpack_value(r)))
@@ -129,80 +171,77 @@ local function unpack_table(r)
   return setmetatable(t, unpack_value(r))
 end
 
-local function unpack_function(r)
-  local f = assert(loadstring(get_string(r)))
-  r.seen[#r.seen + 1] = f
+function get.f(r)
+  local f = remember(r, assert(loadstring(get_string(r))))
   local i = 1
-  while get_char(r) == 'u' do
+  while get_letter(r) == 'u' do
     debug.setupvalue(f, i, (unpack_value(r)))
     i = i + 1
   end
   return f
 end
 
-function unpack_value(r)
-  local c = get_char(r)
-  if c == 'n' then return nil
-  elseif c == 'T' then return true
-  elseif c == 'F' then return false
-  elseif c == 'd' then return tonumber(get_string(r))
-  elseif c == 's' then return get_string(r)
-  elseif c == 'x' then return r.tensors[tonumber(get_string(r))]
-  elseif c == 'r' then return r.seen[tonumber(get_string(r))]
-  elseif c == 't' then return unpack_table(r)
-  elseif c == 'f' then return unpack_function(r)
-  end
-  local module = get_string(r)
-  local key
-  if c == 'k' then key = get_string(r) end
-  local value = fetch_known(module, key)
-  r.seen[#r.seen + 1] = value
-  return value
-end
-
 function worker.unpack(text, tensors)
   return unpack_value { text = text, at = 1, tensors = tensors, seen = {} }
 end
 
--- -- The worker's side -----------------------------------------------------------------------------------------------------------------
+-- -- The worker's side ----------------------------------------------------------------------------
 
--- What a worker thread runs: the first message is the job, each later one a table of indices.
+local function begin(job)
+  package.path, package.cpath = job.path, job.cpath
+  mf.set_num_threads(1)
+  mf.manual_seed(job.seed)
+  return job
+end
+
+local function as_table(...) return { n = select('#', ...), values = { ... } } end
+
+local function make_batch(job, indices)
+  local data = require 'moonflow.data'
+  return worker.pack(as_table(data.fetch(job.dataset, indices, job.collate)), 'the batch')
+end
+
+-- What a worker thread runs: the first message says how it is to be set up, the second is the job,
+-- and each later one a table of indices.
 function worker.serve(link)
-  local job
+  local setup, job
   local function answer(text, tensors)
-    local message = worker.unpack(text, tensors)
-    if not job then
-      job = message
-      package.path, package.cpath = job.path, job.cpath
-      mf.set_num_threads(1)
-      mf.manual_seed(job.seed)
-      return nil
-    end
-    local values = { require 'moonflow.data'.fetch(job.dataset, message, job.collate) }
-    return worker.pack({ values = values, n = select('#', unpack(values)) }, 'the batch')
+    if not setup then setup = begin(worker.unpack(text, tensors))
+    elseif not job then job = worker.unpack(text, tensors)
+    else return make_batch(job, worker.unpack(text, tensors)) end
   end
   while true do
     local text, tensors = link:receive()
     if not text then return end
-    local ok, bytes, out = xpcall(answer, debug.traceback, text, tensors)
-    if not ok then bytes, out = worker.pack { error = tostring(bytes) } end
-    if bytes and not link:send(bytes, out) then return end
+    local ok, bytes, list = xpcall(answer, debug.traceback, text, tensors)
+    if not ok then bytes, list = worker.pack { error = tostring(bytes) } end
+    if bytes and not link:send(bytes, list) then return end
   end
 end
 
--- -- The loader's side -------------------------------------------------------------------------------------------------------------------
+-- -- The loader's side ----------------------------------------------------------------------------
 
--- Iterates over batches made by loader.num_workers workers, each at most loader.prefetch ahead; in the order of next_batch.
-function worker.iterate(loader, next_batch)
-  local links, first, last = {}, 0, -1
-  local seed = mf.randint(0, 2 ^ 31, { 1 }):item()
+-- The workers of a loader, set up and given their job.
+local function start(loader)
+  local job = { dataset = loader.dataset, collate = loader.collate }
+  local ok, text, tensors = pcall(worker.pack, job, 'loader', true)
+  if not ok then options.fail('DataLoader: %s', text) end
+  local seed = mf.randint(0, 2 ^ 31, { 1 }, { generator = loader.generator }):item()
+  local links = {}
   for k = 1, loader.num_workers do
-    local job = { dataset = loader.dataset, collate = loader.collate, seed = seed + k, path = package.path, cpath = package.cpath }
-    local ok, text, tensors = pcall(worker.pack, job, 'loader')
-    if not ok then error(('DataLoader: %s'):format(text), 3) end
-    links[k] = mf._worker_start()
-    links[k]:send(text, tensors)
+    local link = mf._worker_start()
+    link:send(worker.pack { path = package.path, cpath = package.cpath, seed = seed + k })
+    link:send(text, tensors)
+    links[k] = link
   end
+  return links
+end
+
+-- Iterates over batches made by loader.num_workers workers, each at most loader.prefetch ahead; in
+-- the order of next_batch.
+function worker.iterate(loader, next_batch)
+  local links = start(loader)
+  local first, last = 0, -1 -- batches that are under way
   local function link_of(batch) return links[batch % #links + 1] end
   local function feed()
     while next_batch and last - first + 1 < #links * loader.prefetch do
@@ -216,21 +255,18 @@ function worker.iterate(loader, next_batch)
     end
   end
   local function close()
+    next_batch, first, last = nil, 0, -1
     for _, link in ipairs(links) do link:close() end
-    links = {}
   end
   feed()
   return function()
-    if first > last then
-      close()
-      return nil
-    end
+    if first > last then return close() end
     local text, tensors = link_of(first):receive()
-    local number = first % #links + 1
-    local answer = text and worker.unpack(text, tensors)
-    if not answer or answer.error then
+    local answer = text and worker.unpack(text, tensors) or { error = 'ended without an answer' }
+    if answer.error then
+      local number = first % #links
       close()
-      error(('DataLoader worker %d: %s'):format(number, answer and answer.error or 'ended without an answer'), 2)
+      options.fail('DataLoader: worker %d: %s', number, answer.error)
     end
     first = first + 1
     feed()

@@ -65,6 +65,7 @@ static void queue_free(Queue *q) {
     message_free(q->head);
     q->head = next;
   }
+  q->tail = &q->head;
 }
 
 static void link_release(Link *link) {
@@ -80,13 +81,15 @@ static void link_release(Link *link) {
   mem_free(link);
 }
 
-/* Closes both queues and lets go of the link; the owner's end waits for the thread. */
+/* Closes both queues and lets go of the link; the owner's end waits for the thread, which finds no
+ * more work than what it is at. */
 static void end_close(End *end) {
   Link *link = end->link;
   if (!link) return;
   end->link = NULL;
   pthread_mutex_lock(&link->lock);
   link->to_worker.closed = link->to_owner.closed = true;
+  if (!end->inside) queue_free(&link->to_worker);
   pthread_cond_broadcast(&link->changed);
   pthread_mutex_unlock(&link->lock);
   if (!end->inside) pthread_join(link->thread, NULL);
