@@ -586,17 +586,43 @@ function cases.attention(v, add)
   add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:n(3, 5), scale = 0.5 }
   add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:b(v.B, 1, 3, 5), scale = 0.5 }
 end
-function cases.cross_entropy_rows(v, add)
+function cases.cross_entropy(v, add)
   add { x = v:n(v.B, 5 * v.L), target = v:i(0, 5, v.B) }
   add { x = v:n(v.B, 5), target = v:i(0, 5, v.B), weight = v:u(.5, 2, 5), label_smoothing = 0.1 }
-  add { x = v:n(v.B, 5), target = v:i(0, 5, v.B), ignore_index = 2 }
+  add { x = v:n(v.B, 5, 2), target = v:i(0, 5, v.B, 2), reduction = 'sum', label_smoothing = 0.1 }
+  add { x = v:n(v.B, 5, 2, 3), target = v:i(0, 5, v.B, 2, 3), reduction = 'none', weight = v:u(.5, 2, 5), ignore_index = 2 }
+  add { x = v:n(5), target = v:i(0, 5), reduction = 'sum' }
 end
 function cases.cross_entropy_backward(v, add)
-  local x = v:n(v.B, 5)
-  add { g = v:n(v.B), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1) }
-  add { g = v:n(v.B), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), weight = v:u(.5, 2, 5), label_smoothing = 0.1 }
-  add { g = v:n(v.B), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), ignore_index = 2 }
+  local x, y = v:n(v.B, 5), v:n(v.B, 5, 3)
+  add { g = v:n(), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), total = v:u(2, 3) }
+  add { g = v:n(), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), total = v:u(2, 3), weight = v:u(.5, 2, 5), label_smoothing = 0.1,
+    reduction = 'sum' }
+  add { g = v:n(v.B, 3), x = y, target = v:i(0, 5, v.B, 3), lse = y:logsumexp(1), total = v:u(2, 3), ignore_index = 2, reduction = 'none' }
 end
+-- The target stays away from x, where there are corners.
+local function losses(v, add, more)
+  for _, reduction in ipairs { 'mean', 'sum', 'none' } do
+    local args = { x = v:u(.1, .45, v.B, 5 * v.L), target = v:u(.55, .9, v.B, 5 * v.L), reduction = reduction }
+    for key, value in pairs(more or {}) do args[key] = value end
+    add(args)
+  end
+end
+local function loss_gradients(v, add, more)
+  for _, reduction in ipairs { 'mean', 'sum', 'none' } do
+    local args = { g = reduction == 'none' and v:n(v.B, 5) or v:n(), x = v:u(.1, .45, v.B, 5), target = v:u(.55, .9, v.B, 5),
+      reduction = reduction }
+    for key, value in pairs(more or {}) do args[key] = value end
+    add(args)
+  end
+end
+for _, name in ipairs { 'mse_loss', 'l1_loss', 'smooth_l1_loss', 'huber_loss', 'bce_loss', 'bce_logits_loss', 'kl_loss' } do
+  cases[name], cases[name .. '_backward'] = losses, loss_gradients
+end
+function cases.smooth_l1_loss(v, add) losses(v, add, { beta = 0.3 }) end
+function cases.smooth_l1_loss_backward(v, add) loss_gradients(v, add, { beta = 0.3 }) end
+function cases.huber_loss(v, add) losses(v, add, { delta = 0.3 }) end
+function cases.huber_loss_backward(v, add) loss_gradients(v, add, { delta = 0.3 }) end
 
 -- -- Random numbers -----------------------------------------------------------------------------------------------------------
 

@@ -1,164 +1,188 @@
-/* Cross entropy over class indices, without a copy of the logits: the forward pass keeps one log-sum-exp a row, the backward pass writes the
- * gradient once. lua/ops_loss.lua builds mf.cross_entropy on it. */
-#include <float.h>
-
-#include "op_args.h"
+/* Losses element by element, summed or averaged in the same pass over memory. A line gives the loss of x and target t and its derivative for x; the
+ * gradient of target, and second gradients, are made of other ops in lua/grad_loss.lua.
+ *
+ * Sums are taken over chunks of fixed size and these in order, so that they do not depend on the number of threads. */
+#include "line_math.h"
 #include "pointwise.h"
+#include "sbp_rule.h"
 
-enum { ROW_WORK = 1 << 13 };
-
-/* -- Rows: (n, c) contiguous logits ------------------------------------------------------------------------------------------- */
+enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE, CHUNK = 1 << 14 };
 
 typedef struct LossJob {
-  const void *x, *weight, *g, *lse; /* of one dtype */
-  const int64_t *target;
-  void *loss, *lse_out, *row_weight, *dx;
-  int64_t c, ignore_index;
-  double smoothing, weight_sum;      /* of all classes; c without weights */
+  PwJob pw;
+  double *partial; /* a chunk */
 } LossJob;
 
-/* Lanes keep the loops free of a chain of dependent additions. */
-#define LOSS_ROWS(name, T, exp_, log_, lowest)                                                                                    \
-  static T name##_lse(const T *x, int64_t c) {                                                                                    \
-    enum { LANES = 64 / sizeof(T) };                                                                                              \
-    T top[LANES], sum[LANES], most = lowest, total = 0;                                                                           \
-    int64_t whole = c - c % LANES;                                                                                                \
-    for (int k = 0; k < LANES; k++) top[k] = lowest, sum[k] = 0;                                                                  \
-    for (int64_t j = 0; j < whole; j += LANES)                                                                                    \
-      for (int k = 0; k < LANES; k++) top[k] = x[j + k] > top[k] ? x[j + k] : top[k];                                             \
-    for (int64_t j = whole; j < c; j++) most = x[j] > most ? x[j] : most;                                                         \
-    for (int k = 0; k < LANES; k++) most = top[k] > most ? top[k] : most;                                                         \
-    for (int64_t j = 0; j < whole; j += LANES)                                                                                    \
-      for (int k = 0; k < LANES; k++) sum[k] += exp_(x[j + k] - most);                                                            \
-    for (int64_t j = whole; j < c; j++) total += exp_(x[j] - most);                                                               \
-    for (int k = 0; k < LANES; k++) total += sum[k];                                                                              \
-    return most + log_(total);                                                                                                    \
-  }                                                                                                                               \
-  static void name##_forward(int64_t begin, int64_t end, void *arg) {                                                             \
-    const LossJob *j = arg;                                                                                                       \
-    const T *weight = j->weight;                                                                                                  \
-    for (int64_t i = begin; i < end; i++) {                                                                                       \
-      const T *x = (const T *)j->x + i * j->c;                                                                                    \
-      int64_t t = j->target[i];                                                                                                   \
-      T lse = name##_lse(x, j->c), w = 0, loss = 0;                                                                               \
-      if (t != j->ignore_index) {                                                                                                 \
-        w = weight ? weight[t] : 1;                                                                                               \
-        loss = (T)(1 - j->smoothing) * w * (lse - x[t]);                                                                          \
-        if (j->smoothing > 0) {                                                                                                   \
-          T all = 0;                                                                                                              \
-          for (int64_t k = 0; k < j->c; k++) all += (weight ? weight[k] : 1) * (lse - x[k]);                                      \
-          loss += (T)(j->smoothing / (double)j->c) * all;                                                                         \
-        }                                                                                                                         \
-      }                                                                                                                           \
-      ((T *)j->loss)[i] = loss;                                                                                                   \
-      ((T *)j->lse_out)[i] = lse;                                                                                                 \
-      ((T *)j->row_weight)[i] = w;                                                                                                \
-    }                                                                                                                             \
-  }                                                                                                                               \
-  static void name##_backward(int64_t begin, int64_t end, void *arg) {                                                            \
-    const LossJob *j = arg;                                                                                                       \
-    const T *weight = j->weight;                                                                                                  \
-    for (int64_t i = begin; i < end; i++) {                                                                                       \
-      const T *x = (const T *)j->x + i * j->c;                                                                                    \
-      T *dx = (T *)j->dx + i * j->c, g = ((const T *)j->g)[i], lse = ((const T *)j->lse)[i];                                      \
-      int64_t t = j->target[i];                                                                                                   \
-      if (t == j->ignore_index) {                                                                                                 \
-        memset(dx, 0, (size_t)j->c * sizeof(T));                                                                                  \
-        continue;                                                                                                                 \
-      }                                                                                                                           \
-      T w = (weight ? weight[t] : 1) * (T)(1 - j->smoothing), s = (T)(j->smoothing / (double)j->c);                               \
-      T scale = g * (w + s * (T)j->weight_sum);                                                                                   \
-      for (int64_t k = 0; k < j->c; k++) dx[k] = scale * exp_(x[k] - lse);                                                        \
-      if (s > 0)                                                                                                                  \
-        for (int64_t k = 0; k < j->c; k++) dx[k] -= g * s * (weight ? weight[k] : 1);                                             \
-      dx[t] -= g * w;                                                                                                             \
-    }                                                                                                                             \
+static void loss_chunks(int64_t begin, int64_t end, void *arg) {
+  const LossJob *j = arg;
+  BlockBuffer buffers[3];
+  for (int k = 1; k < j->pw.walk.n; k++)
+    if (j->pw.kind[k] == PW_CONSTANT) pw_fill(j->pw.convert[k], j->pw.cls, j->pw.walk.data[k], BLOCK, &buffers[k]);
+  for (int64_t c = begin; c < end; c++) {
+    int64_t last = (c + 1) * CHUNK < j->pw.walk.numel ? (c + 1) * CHUNK : j->pw.walk.numel;
+    double sum = 0;
+    for (int64_t at = c * CHUNK; at < last; at += BLOCK) {
+      const void *in[2];
+      int64_t n = last - at < BLOCK ? last - at : BLOCK, padded = pw_inputs(&j->pw, at, n, buffers, in);
+      j->pw.fn(padded, j->pw.args, in, &buffers[0]);
+      sum += j->pw.cls == PW_F32 ? line_sum_f32(n, buffers[0].f32) : line_sum_f64(n, buffers[0].f64);
+    }
+    j->partial[c] = sum;
   }
-LOSS_ROWS(rows_f32, float, expf, logf, -FLT_MAX)
-LOSS_ROWS(rows_f64, double, (exp), (log), -DBL_MAX)
+}
 
-static double class_weights(const View *weight, int64_t c) {
-  if (view_absent(weight)) return (double)c;
+/* Inputs 0 and 1 (x, target) broadcast: their shape. */
+static int loss_shape(const View *in, int64_t *shape) {
+  int ndim = 0;
+  for (int k = 0; k < 2; k++) shape_broadcast(&ndim, shape, in[k].ndim, in[k].shape);
+  return ndim;
+}
+
+static size_t loss_scratch(const OpCall *c, int64_t reduction) {
+  int64_t shape[MF_MAX_DIMS];
+  int ndim = loss_shape(c->in, shape);
+  return reduction == REDUCE_NONE ? 0 : sizeof(double) * (size_t)(shape_numel(ndim, shape) / CHUNK + 1);
+}
+
+static int loss_cpu(const OpCall *c, int64_t reduction, PointwiseFn *const *fn) {
+  PointwiseClass cls = block_class((DType)c->out[0].dtype);
+  if (reduction == REDUCE_NONE) return pw_run(fn[cls], cls, false, c->args, 2, c->in, c->out);
+  int64_t shape[MF_MAX_DIMS], stride[MF_MAX_DIMS];
+  const View *out = &c->out[0];
+  View like = {.data = out->data, .shape = shape, .stride = stride, .ndim = (int8_t)loss_shape(c->in, shape), .dtype = out->dtype};
+  shape_contiguous(like.ndim, shape, stride);
+  LossJob j = {.partial = c->scratch};
+  pw_init(&j.pw, fn[cls], cls, false, c->args, c->n_in, c->in, &like);
+  int64_t n = j.pw.walk.numel, chunks = (n + CHUNK - 1) / CHUNK;
   double sum = 0;
-  for (int64_t k = 0; k < c; k++) sum += weight->dtype == F32 ? (double)((const float *)weight->data)[k] : ((const double *)weight->data)[k];
-  return sum;
-}
-
-/* Labels are checked before anything is computed. */
-static int check_labels(const View *target, int64_t c, int64_t ignore_index) {
-  const int64_t *t = target->data;
-  for (int64_t i = 0; i < target->shape[0]; i++)
-    if (t[i] != ignore_index && (t[i] < 0 || t[i] >= c))
-      return err_set(MF_EINVAL, "cross_entropy: target %lld at position %lld is out of range; legal are 0 to %lld%s", (long long)t[i],
-                     (long long)i, (long long)c - 1, ignore_index < 0 || ignore_index >= c ? ", or ignore_index" : "");
+  mf_parallel(chunks, 1 + PW_GRAIN / CHUNK, loss_chunks, &j);
+  for (int64_t k = 0; k < chunks; k++) sum += j.partial[k];
+  dtype_set_f64((DType)out->dtype, out->data, reduction == REDUCE_MEAN ? sum / (double)n : sum);
   return 0;
 }
 
-/* x (n, c), target int64 (n), weight (c) of x's dtype; all contiguous. */
-static int check_rows(Infer *I, int x, int target, int weight) {
-  const Meta *a = I->in[x], *t = I->in[target], *w = I->in[weight];
-  char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
-  if (a->dtype != F32 && a->dtype != F64) return infer_error(I, "x must be float32 or float64, is %s", dtype_name((DType)a->dtype));
-  int rc = infer_want_ndim(I, x, 2);
-  if (!rc) rc = infer_want_dtype(I, target, I64);
-  if (rc) return rc;
-  if (t->ndim != 1 || t->shape[0] != a->shape[0])
-    return infer_error(I, "target has shape %s, for x of shape %s it must have one label a row", shape_text(t->ndim, t->shape, have),
-                       shape_text(a->ndim, a->shape, want));
-  if (w && (w->ndim != 1 || w->shape[0] != a->shape[1] || w->dtype != a->dtype))
-    return infer_error(I, "weight must have one %s a class (%lld), has shape %s of %s", dtype_name((DType)a->dtype), (long long)a->shape[1],
-                       shape_text(w->ndim, w->shape, have), dtype_name((DType)w->dtype));
-  if (!meta_is_contiguous(a) || !meta_is_contiguous(t) || (w && !meta_is_contiguous(w))) return infer_error(I, "inputs must be contiguous");
-  return 0;
+/* The gradient for x: the incoming one is a number unless nothing was reduced. */
+static int loss_backward_cpu(const OpCall *c, int64_t reduction, PointwiseFn *const *fn) {
+  PointwiseClass cls = block_class((DType)c->out[0].dtype);
+  if (reduction != REDUCE_MEAN) return pw_run(fn[cls], cls, false, c->args, 3, c->in, c->out);
+  double g = dtype_get_f64((DType)c->in[0].dtype, c->in[0].data) / (double)view_numel(&c->out[0]);
+  View in[3] = {{.data = &g, .shape = c->in[0].shape, .stride = c->in[0].stride, .dtype = F64}, c->in[1], c->in[2]};
+  return pw_run(fn[cls], cls, false, c->args, 3, in, c->out);
 }
 
-static int cross_entropy_rows_infer(Infer *I) {
-  const struct cross_entropy_rows_args *a = I->args;
-  int rc = check_rows(I, 0, 1, 2);
-  if (rc) return rc;
-  if (!(a->label_smoothing >= 0 && a->label_smoothing <= 1)) return infer_error(I, "label_smoothing must be in [0, 1], is %g", a->label_smoothing);
-  for (int k = 0; k < 3 && !rc; k++) rc = infer_shape(I, (DType)I->in[0]->dtype, 1, I->in[0]->shape);
+static int loss_infer(Infer *I, int64_t reduction) {
+  for (int k = 0; k < 2; k++) {
+    int rc = infer_want_float(I, k);
+    if (rc) return rc;
+  }
+  int rc = pointwise_infer(I);
+  if (!rc && reduction != REDUCE_NONE) I->last->ndim = 0;
   return rc;
 }
 
-static int cross_entropy_rows_cpu(const OpCall *c) {
-  const struct cross_entropy_rows_args *a = c->args;
-  int rc = check_labels(&c->in[1], c->in[0].shape[1], a->ignore_index);
-  if (rc) return rc;
-  LossJob j = {.x = c->in[0].data, .target = c->in[1].data, .weight = view_absent(&c->in[2]) ? NULL : c->in[2].data, .loss = c->out[0].data,
-               .lse_out = c->out[1].data, .row_weight = c->out[2].data, .c = c->in[0].shape[1], .ignore_index = a->ignore_index,
-               .smoothing = a->label_smoothing};
-  mf_parallel(c->in[0].shape[0], 1 + ROW_WORK / (j.c + 1), c->in[0].dtype == F32 ? rows_f32_forward : rows_f64_forward, &j);
+static int loss_backward_infer(Infer *I, int64_t reduction) {
+  const Meta *g = I->in[0];
+  char have[SHAPE_TEXT_MAX];
+  int rc = pointwise_infer(I);
+  if (rc || reduction == REDUCE_NONE || g->ndim == 0) return rc;
+  return infer_error(I, "g must be a 0-d tensor where the loss was reduced, has shape %s", shape_text(g->ndim, g->shape, have));
+}
+
+/* Split along any dim; a sum becomes partial, a mean of parts is not a part of the mean. */
+static int loss_split(SbpAsk *q, int64_t reduction, int n_tensors, int first, bool forward) {
+  int64_t shape[MF_MAX_DIMS];
+  int ndim = 0;
+  for (int k = first; k < n_tensors; k++) shape_broadcast(&ndim, shape, q->in[k]->ndim, q->in[k]->shape);
+  if (reduction == REDUCE_MEAN) return 0;
+  for (int d = 0; d < ndim; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    for (int k = 0; k < n_tensors; k++) {
+      int at = d - (ndim - q->in[k]->ndim);
+      if (at >= 0 && q->in[k]->shape[at] == shape[d]) row[k] = sbp_split(at);
+    }
+    row[q->n_in] = forward && reduction == REDUCE_SUM ? (Sbp){SBP_P, 0} : sbp_split(d);
+  }
   return 0;
 }
 
-/* For each row: its weighted loss (0 where the label is ignore_index), log(sum(exp(x))), and the weight of its label. */
-OP(cross_entropy_rows, .signature = "cross_entropy_rows(Tensor x, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
-                                    "float label_smoothing=0) -> (Tensor loss, Tensor lse, Tensor row_weight)",
-   .flags = OP_HIDDEN,
-   .sbp = "n C, n, C -> n, n, n",
-   .infer = cross_entropy_rows_infer, .cpu = cross_entropy_rows_cpu)
+#define LOSS(name, expr, derivative)                                                             \
+  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                                       \
+  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                                      \
+  PW_HEAD(name##_backward, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, x * (derivative))                                               \
+  PW_HEAD(name##_backward, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, x * (derivative))                                              \
+  static PointwiseFn *const name##_fn[] = {name##_f32, name##_f64}, *const name##_backward_fn[] = {name##_backward_f32, name##_backward_f64}; \
+  static int name##_infer(Infer *I) { return loss_infer(I, ((struct name##_args *)I->args)->reduction); }                        \
+  static int name##_cpu(const OpCall *c) { return loss_cpu(c, ((const struct name##_args *)c->args)->reduction, name##_fn); }    \
+  static size_t name##_scratch(const OpCall *c) { return loss_scratch(c, ((const struct name##_args *)c->args)->reduction); }    \
+  static int name##_sbp(SbpAsk *q) { return loss_split(q, ((const struct name##_args *)q->args)->reduction, 2, 0, true); }       \
+  static int name##_backward_infer(Infer *I) {                                                                                   \
+    return loss_backward_infer(I, ((struct name##_backward_args *)I->args)->reduction);                                          \
+  }                                                                                                                              \
+  static int name##_backward_cpu(const OpCall *c) {                                                                              \
+    return loss_backward_cpu(c, ((const struct name##_backward_args *)c->args)->reduction, name##_backward_fn);                  \
+  }                                                                                                                              \
+  static int name##_backward_sbp(SbpAsk *q) {                                                                                    \
+    return loss_split(q, ((const struct name##_backward_args *)q->args)->reduction, 3, 1, false);                                \
+  }
 
-static int cross_entropy_backward_infer(Infer *I) {
-  int rc = check_rows(I, 1, 2, 4);
-  if (rc) return rc;
-  if (!meta_is_contiguous(I->in[0]) || !meta_is_contiguous(I->in[3])) return infer_error(I, "inputs must be contiguous");
-  return infer_shape(I, (DType)I->in[1]->dtype, 2, I->in[1]->shape);
-}
+#define LOSS_FORWARD(name, signature_)                                                                                           \
+  .signature = signature_, .infer = name##_infer, .sbp_rule = name##_sbp, .cpu = name##_cpu, .scratch = name##_scratch
+#define LOSS_BACKWARD(name, signature_)                                                                                          \
+  .signature = signature_, .flags = OP_HIDDEN, .infer = name##_infer, .sbp_rule = name##_sbp, .linear = "g", .cpu = name##_cpu
 
-static int cross_entropy_backward_cpu(const OpCall *c) {
-  const struct cross_entropy_backward_args *a = c->args;
-  const View *x = &c->in[1], *weight = &c->in[4];
-  LossJob j = {.g = c->in[0].data, .x = x->data, .target = c->in[2].data, .lse = c->in[3].data, .dx = c->out[0].data,
-               .weight = view_absent(weight) ? NULL : weight->data, .c = x->shape[1], .ignore_index = a->ignore_index,
-               .smoothing = a->label_smoothing, .weight_sum = class_weights(weight, x->shape[1])};
-  mf_parallel(x->shape[0], 1 + ROW_WORK / (j.c + 1), x->dtype == F32 ? rows_f32_backward : rows_f64_backward, &j);
-  return 0;
-}
+LOSS(mse_loss, (a - b) * (a - b), K(2) * (a - b))
+/* (x - target)^2. */
+OP(mse_loss, LOSS_FORWARD(mse_loss, "mse_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+/* The gradient of mse_loss for x. */
+OP(mse_loss_backward, LOSS_BACKWARD(mse_loss_backward,
+   "mse_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
 
-/* The gradient of cross_entropy_rows for x, given that of its losses. */
-OP(cross_entropy_backward, .signature = "cross_entropy_backward(Tensor g, Tensor x, Tensor target, Tensor lse, Tensor? weight=None, *, "
-                                        "int ignore_index=-100, float label_smoothing=0) -> Tensor",
-   .flags = OP_HIDDEN,
-   .sbp = "n, n C, n, n, C -> n C", .linear = "g",
-   .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu)
+LOSS(l1_loss, fabs(a - b), (a > b) - (a < b))
+/* |x - target|. */
+OP(l1_loss, LOSS_FORWARD(l1_loss, "l1_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+/* The gradient of l1_loss for x. */
+OP(l1_loss_backward, LOSS_BACKWARD(l1_loss_backward,
+   "l1_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+
+LOSS(smooth_l1_loss, fabs(a - b) < K(o->beta) ? (a - b) * (a - b) * K(0.5 / o->beta) : fabs(a - b) - K(0.5 * o->beta),
+     fabs(a - b) < K(o->beta) ? (a - b) / K(o->beta) : (T)((a > b) - (a < b)))
+/* 0.5 d^2 / beta where d = |x - target| is below beta, else d - 0.5 beta. */
+OP(smooth_l1_loss, LOSS_FORWARD(smooth_l1_loss,
+   "smooth_l1_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean, float beta=1) -> Tensor"))
+/* The gradient of smooth_l1_loss for x. */
+OP(smooth_l1_loss_backward, LOSS_BACKWARD(smooth_l1_loss_backward,
+   "smooth_l1_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean, float beta=1) -> Tensor"))
+
+LOSS(huber_loss, fabs(a - b) <= K(o->delta) ? K(0.5) * (a - b) * (a - b) : K(o->delta) * (fabs(a - b) - K(0.5 * o->delta)),
+     fabs(a - b) <= K(o->delta) ? a - b : K(o->delta) * (T)((a > b) - (a < b)))
+/* 0.5 d^2 where d = |x - target| is at most delta, else delta (d - 0.5 delta). */
+OP(huber_loss, LOSS_FORWARD(huber_loss, "huber_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean, float delta=1) -> Tensor"))
+/* The gradient of huber_loss for x. */
+OP(huber_loss_backward, LOSS_BACKWARD(huber_loss_backward,
+   "huber_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean, float delta=1) -> Tensor"))
+
+/* Logarithms are cut at -100, as PyTorch's are; the derivative's divisor likewise at 1e-12. */
+LOSS(bce_loss, -(b * (log(a) < K(-100) ? K(-100) : log(a)) + (K(1) - b) * (log1p(-a) < K(-100) ? K(-100) : log1p(-a))),
+     (a - b) / ((K(1) - a) * a > K(1e-12) ? (K(1) - a) * a : K(1e-12)))
+/* -(t log x + (1 - t) log(1 - x)) for probabilities x; see binary_cross_entropy. */
+OP(bce_loss, LOSS_FORWARD(bce_loss, "bce_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"), .flags = OP_HIDDEN)
+/* The gradient of bce_loss for x. */
+OP(bce_loss_backward, LOSS_BACKWARD(bce_loss_backward,
+   "bce_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+
+LOSS(bce_logits_loss, (K(1) - b) * a + log1p(exp(-fabs(a))) + (a < K(0) ? -a : K(0)),
+     (a < K(0) ? exp(a) / (K(1) + exp(a)) : K(1) / (K(1) + exp(-a))) - b)
+/* The same for logits x, without overflow; see binary_cross_entropy_with_logits. */
+OP(bce_logits_loss, LOSS_FORWARD(bce_logits_loss, "bce_logits_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"),
+   .flags = OP_HIDDEN)
+/* The gradient of bce_logits_loss for x. */
+OP(bce_logits_loss_backward, LOSS_BACKWARD(bce_logits_loss_backward,
+   "bce_logits_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+
+LOSS(kl_loss, b > K(0) ? b * (log(b) - a) : b == b ? K(0) : b, -b)
+/* t (log t - x) for log-probabilities x; see kl_div. */
+OP(kl_loss, LOSS_FORWARD(kl_loss, "kl_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"), .flags = OP_HIDDEN)
+/* The gradient of kl_loss for x. */
+OP(kl_loss_backward, LOSS_BACKWARD(kl_loss_backward,
+   "kl_loss_backward(Tensor g, Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))

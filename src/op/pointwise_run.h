@@ -35,9 +35,8 @@ static inline void pw_fill(BlockConvert *convert, PointwiseClass cls, const void
     for (int64_t i = 1; i < n; i++) buffer->i64[i] = buffer->i64[0];
 }
 
-/* One block of n <= BLOCK elements from `first`. */
-static void pw_block(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buffers) {
-  const void *in[WALK_OPERANDS];
+/* The inputs of n <= BLOCK elements from `first`, filled up to a multiple of PW_PAD, which is returned. */
+static int64_t pw_inputs(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buffers, const void **in) {
   size_t size = pw_class_size(j->cls);
   int64_t padded = (n + PW_PAD - 1) & ~(int64_t)(PW_PAD - 1);
   for (int k = 1; k < j->walk.n; k++) {
@@ -48,6 +47,13 @@ static void pw_block(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buff
     else if (j->kind[k] == PW_FLAT) memcpy(&buffers[k], flat, (size_t)n * size);
     if (padded != n && j->kind[k] != PW_CONSTANT) memset((char *)&buffers[k] + (size_t)n * size, 0, (size_t)(padded - n) * size);
   }
+  return padded;
+}
+
+/* One block of n <= BLOCK elements from `first`. */
+static void pw_block(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buffers) {
+  const void *in[WALK_OPERANDS];
+  int64_t padded = pw_inputs(j, first, n, buffers, in);
   if (j->kind[0] == PW_FLAT && padded == n) {
     j->fn(n, j->args, in, j->walk.data[0] + first * (int64_t)j->out_size);
     return;
@@ -116,21 +122,30 @@ static bool pw_small(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const v
   return true;
 }
 
-/* Runs `fn` of class `cls`, which writes bool when `bool_out`, over the operands. */
-static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
-  if (pw_small(fn, cls, bool_out, args, n_in, in, out)) return 0;
-  PwJob j = {.fn = fn, .args = args, .cls = cls, .out_size = bool_out ? 1 : pw_class_size(cls), .all_flat = true};
-  walk_init(&j.walk, out, n_in, in);
-  if (j.walk.numel == 0) return 0;
+/* Sets a job up for running `fn` of class `cls`, which writes bool when `bool_out`, over the operands. */
+static void pw_init(PwJob *j, PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+  j->fn = fn;
+  j->args = args;
+  j->cls = cls;
+  j->out_size = bool_out ? 1 : pw_class_size(cls);
+  walk_init(&j->walk, out, n_in, in);
   bool native = bool_out ? out->dtype == BOOL : block_is_native((DType)out->dtype, cls);
-  j.kind[0] = native && walk_is_flat(&j.walk, 0) ? PW_FLAT : PW_GATHER;
-  j.convert[0] = bool_out ? block_copy_u8 : block_stores[cls][out->dtype];
-  for (int k = 0; k < n_in; k++) {
-    j.convert[k + 1] = block_loads[cls][in[k].dtype];
-    bool flat = block_is_native((DType)in[k].dtype, cls) && walk_is_flat(&j.walk, k + 1);
-    j.kind[k + 1] = flat ? PW_FLAT : walk_is_constant(&j.walk, k + 1) ? PW_CONSTANT : PW_GATHER;
+  j->kind[0] = native && walk_is_flat(&j->walk, 0) ? PW_FLAT : PW_GATHER;
+  j->convert[0] = bool_out ? block_copy_u8 : block_stores[cls][out->dtype];
+  j->all_flat = j->kind[0] == PW_FLAT;
+  for (int k = 1; k <= n_in; k++) {
+    j->convert[k] = block_loads[cls][in[k - 1].dtype];
+    bool flat = block_is_native((DType)in[k - 1].dtype, cls) && walk_is_flat(&j->walk, k);
+    j->kind[k] = flat ? PW_FLAT : walk_is_constant(&j->walk, k) ? PW_CONSTANT : PW_GATHER;
+    j->all_flat &= flat;
   }
-  for (int k = 0; k <= n_in; k++) j.all_flat &= j.kind[k] == PW_FLAT;
+}
+
+/* Runs it. */
+static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+  PwJob j;
+  if (pw_small(fn, cls, bool_out, args, n_in, in, out)) return 0;
+  pw_init(&j, fn, cls, bool_out, args, n_in, in, out);
   mf_parallel(j.walk.numel, PW_GRAIN, pw_range, &j);
   return 0;
 }
