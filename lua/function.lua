@@ -11,9 +11,10 @@
 --   end
 --   local y = Cube(x)
 --
--- forward runs without a tape. backward gets one gradient a result and returns one a argument of forward (nil where there is none);
--- ctx.needs_input_grad[i] tells whether that of argument i is wanted. Further fields of ctx are the function's own. Gradients of gradients work
--- when backward is written with ops.
+-- forward runs without a tape. backward gets one gradient a result and returns one for each argument
+-- of forward (nil where there is none); ctx.needs_input_grad[i] tells whether that of argument i is
+-- wanted. Further fields of ctx are the function's own. Gradients of gradients work when backward is
+-- written with ops.
 local mf = require 'moonflow.core'
 
 local Context = {}
@@ -35,7 +36,8 @@ function Context:saved_tensors()
   local saved = rawget(self, '_saved')
   if not saved then return end
   if saved.freed then
-    error(('backward: the graph was freed by an earlier backward pass at %s; pass {retain_graph = true} to the earlier one'):format(self._name), 2)
+    error(('backward: the graph was freed by an earlier backward pass at %s; pass '
+      .. '{retain_graph = true} to the earlier one'):format(self._name), 2)
   end
   for i = 1, saved.n do
     if saved[i] then mf._check_saved(saved[i], saved.versions[i], self._name) end
@@ -53,7 +55,8 @@ Function.__index = Function
 
 local function apply(class, ...)
   local n, args = select('#', ...), { ... }
-  local ctx = setmetatable({ needs_input_grad = {}, _constants = {}, _name = class.name, _class = class, _places = {} }, Context)
+  local ctx = setmetatable({ needs_input_grad = {}, _constants = {}, _places = {} }, Context)
+  ctx._name, ctx._class = class.name, class
   local inputs = {}
   for i = 1, n do
     if mf.is_tensor(args[i]) then
@@ -83,7 +86,8 @@ local function run_backward(ctx, gradients, _, retain)
   for k, place in ipairs(ctx._places) do
     local g = given[place]
     if g ~= nil and not mf.is_tensor(g) then
-      error(('%s: backward must return a tensor or nil for argument %d, returned a %s'):format(class.name, place, type(g)))
+      error(('%s: backward must return a tensor or nil for argument %d, returned a %s')
+        :format(class.name, place, type(g)))
     end
     result[k] = g
   end

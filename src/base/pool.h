@@ -25,7 +25,8 @@ enum { POOL_KEEPS = 1 };
 /* `bytes` uninitialised ones; NULL when out of memory. */
 static inline void *pool_take(Pool *p, size_t bytes) {
   size_t units = (bytes + POOL_UNIT - 1) / POOL_UNIT;
-  if (units > POOL_CLASSES || !p->blocks[units - 1]) return mem_aligned(POOL_UNIT, units * POOL_UNIT);
+  if (units > POOL_CLASSES || !p->blocks[units - 1])
+    return mem_aligned(POOL_UNIT, units * POOL_UNIT);
   void *block = p->blocks[units - 1];
   p->blocks[units - 1] = *(void **)block;
   p->kept -= units * POOL_UNIT;

@@ -2,10 +2,10 @@
  *
  * They are Lua values, but the tape is in C and keeps none: were they in the registry, a hook that
  * mentions its tensor would never be collected. They lie in a table, the anchor, which is the
- * environment of the tensor's userdata. What is made from an anchored tensor must keep the hook alive
- * too, though not the tensor: so its userdata has the same anchor for environment, or one with
- * several parents. A pass starts at tensors whose userdata are at hand, walks their anchors, and so
- * finds all hooks of the graph below.
+ * environment of the tensor's userdata. What is made from an anchored tensor must keep the hook
+ * alive too, though not the tensor: so its userdata has the same anchor for environment, or one
+ * with several parents. A pass starts at tensors whose userdata are at hand, walks their anchors,
+ * and so finds all hooks of the graph below.
  *
  *   anchor[1..n]   parents
  *   anchor[-key]   a list of hooks, {n = how many were made, [i] = function}, or the context of a
@@ -18,7 +18,10 @@
 
 #include "anchor.h"
 
-enum { OUTPUTS = 1024, CONTEXT = OUTPUTS - 1 }; /* a function's context stands where output 1023 would */
+enum {
+  OUTPUTS = 1024,
+  CONTEXT = OUTPUTS - 1
+}; /* a function's context stands where output 1023 would */
 
 static double key_of(uint64_t seq, int output) {
   return -((double)seq * OUTPUTS + output + 1);
@@ -178,8 +181,10 @@ static int register_hook(lua_State *L) {
   State *S = bind_state(L);
   Tensor *t = bind_check_tensor(S, L, 1, "register_hook", "the first argument");
   double key;
-  if (lua_type(L, 2) != LUA_TFUNCTION) return bind_error(L, "register_hook: f must be a function, is a %s", luaL_typename(L, 2));
-  if (!tensor_requires_grad(t)) return bind_error(L, "register_hook: the tensor does not require a gradient");
+  if (lua_type(L, 2) != LUA_TFUNCTION)
+    return bind_error(L, "register_hook: f must be a function, is a %s", luaL_typename(L, 2));
+  if (!tensor_requires_grad(t))
+    return bind_error(L, "register_hook: the tensor does not require a gradient");
   if (name_gradient(S->E, t, &key)) return bind_raise(L);
   lua_settop(L, 2);
   push_own_anchor(S, L, t, 1);
@@ -213,7 +218,8 @@ static int remove_hook(lua_State *L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   lua_getfield(L, 1, "hooks");
   lua_getfield(L, 1, "place");
-  if (!lua_istable(L, -2)) return bind_error(L, "remove: the argument must be what register_hook returned");
+  if (!lua_istable(L, -2))
+    return bind_error(L, "remove: the argument must be what register_hook returned");
   lua_pushnil(L);
   lua_rawseti(L, -3, (int)lua_tointeger(L, -2));
   return 0;
@@ -222,13 +228,14 @@ static int remove_hook(lua_State *L) {
 /* -- A pass ----------------------------------------------------------------------------------- */
 
 typedef struct Pass {
-  int anchors;             /* reference: hooks and contexts by key */
-  int root;                /* reference: the anchor of the tensors at which it began */
-  VEC(Tensor *) leaves;    /* that got a gradient of which there is a graph; counted */
+  int anchors;          /* reference: hooks and contexts by key */
+  int root;             /* reference: the anchor of the tensors at which it began */
+  VEC(Tensor *) leaves; /* that got a gradient of which there is a graph; counted */
   struct Pass *outer;
 } Pass;
 
-/* Copies what the anchors at the stack index `list` and their parents hold into the table at `all`. */
+/* Copies what the anchors at the stack index `list` and their parents hold into the table at `all`.
+ */
 static void walk(lua_State *L, int list, int all) {
   lua_newtable(L); /* anchor -> true */
   lua_newtable(L); /* those still to be walked */
@@ -270,7 +277,8 @@ static int replace_gradient(State *S, lua_State *L, Tensor **g) {
   Tensor *t = bind_to_tensor(S, L, -1);
   if (lua_isnil(L, -1)) return 0;
   if (!t || !tensor_same_shape(t, *g) || t->m.dtype != (*g)->m.dtype)
-    return err_set(MF_EINVAL, "backward: a hook returned %s, which is no gradient like the one it got",
+    return err_set(MF_EINVAL,
+                   "backward: a hook returned %s, which is no gradient like the one it got",
                    bind_describe(S, L, -1, what, sizeof what));
   tensor_retain(t);
   tensor_release(*g);

@@ -1,8 +1,10 @@
 /* Calling an op with Lua's arguments, by the op's table of parameters.
  *
- * Positional arguments fill the parameters in order; a last table with a string key holds options by name. Sizes come as numbers or as one table: an
- * int[] that is reached by a number takes all numbers that follow. Tensor[] takes one table, or the tensors that follow. Reading has two steps:
- * `place` finds for each parameter the stack slot of its value, `read` turns slots into tensors and arguments. */
+ * Positional arguments fill the parameters in order; a last table with a string key holds options
+ * by name. Sizes come as numbers or as one table: an int[] that is reached by a number takes all
+ * numbers that follow. Tensor[] takes one table, or the tensors that follow. Reading has two steps:
+ * `place` finds for each parameter the stack slot of its value, `read` turns slots into tensors and
+ * arguments. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,8 +13,8 @@
 
 enum { SMALL = 16 };
 
-/* How many tensors a call may have by position if all else is left at its defaults; `least` is above
- * `most` for ops that cannot be called so. */
+/* How many tensors a call may have by position if all else is left at its defaults; `least` is
+ * above `most` for ops that cannot be called so. */
 typedef struct OpQuick {
   uint8_t least, most;
 } OpQuick;
@@ -21,12 +23,12 @@ typedef struct Reading {
   State *S;
   lua_State *L;
   const Op *op;
-  const char *name;              /* as the user wrote it, "add_" for in-place calls */
-  int slot[OP_MAX_PARAMS];       /* stack index; 0: not given */
-  int run[OP_MAX_PARAMS];        /* how many slots in a row, for sizes and tensors given one by one */
+  const char *name;        /* as the user wrote it, "add_" for in-place calls */
+  int slot[OP_MAX_PARAMS]; /* stack index; 0: not given */
+  int run[OP_MAX_PARAMS];  /* how many slots in a row, for sizes and tensors given one by one */
   Tensor *small[SMALL], **in;
   int n_in, cap_in;
-  Tensor *temporary[SMALL];      /* numbers made into tensors, released after the call */
+  Tensor *temporary[SMALL]; /* numbers made into tensors, released after the call */
   int n_temporary;
   union {
     char bytes[OP_MAX_ARGS];
@@ -34,7 +36,7 @@ typedef struct Reading {
   } args;
 } Reading;
 
-/* -- Step 1: where each value is -------------------------------------------------------------------------------------------------------- */
+/* -- Step 1: where each value is --------------------------------------------------------------- */
 
 static bool is_options(lua_State *L, int index) {
   if (lua_type(L, index) != LUA_TTABLE) return false;
@@ -65,10 +67,14 @@ static int unknown_option(Reading *r, const char *key) {
     int d = str_distance(key, r->op->params[i].name);
     if (d < distance) distance = d, best = r->op->params[i].name;
   }
-  if (best) return err_set(MF_EINVAL, "%s: there is no option '%.40s'; did you mean '%s'?", r->name, key, best);
+  if (best)
+    return err_set(MF_EINVAL, "%s: there is no option '%.40s'; did you mean '%s'?", r->name, key,
+                   best);
   Str names = {0};
-  for (int i = 0; i < r->op->n_params; i++) str_printf(&names, "%s%s", i ? ", " : "", r->op->params[i].name);
-  err_set(MF_EINVAL, "%s: there is no option '%.40s'; there are %s", r->name, key, names.text ? names.text : "none");
+  for (int i = 0; i < r->op->n_params; i++)
+    str_printf(&names, "%s%s", i ? ", " : "", r->op->params[i].name);
+  err_set(MF_EINVAL, "%s: there is no option '%.40s'; there are %s", r->name, key,
+          names.text ? names.text : "none");
   str_free(&names);
   return MF_EINVAL;
 }
@@ -82,28 +88,34 @@ static int place_options(Reading *r, int table) {
       lua_pop(L, 1);
       continue;
     }
-    if (r->slot[i]) return err_set(MF_EINVAL, "%s: %s is given twice, by position and by name", r->name, r->op->params[i].name);
+    if (r->slot[i])
+      return err_set(MF_EINVAL, "%s: %s is given twice, by position and by name", r->name,
+                     r->op->params[i].name);
     r->slot[i] = lua_gettop(L);
     r->run[i] = 1;
   }
   lua_pushnil(L);
   while (lua_next(L, table)) {
     lua_pop(L, 1);
-    if (lua_type(L, -1) != LUA_TSTRING) return err_set(MF_EINVAL, "%s: the table of options has an entry without a name", r->name);
+    if (lua_type(L, -1) != LUA_TSTRING)
+      return err_set(MF_EINVAL, "%s: the table of options has an entry without a name", r->name);
     const char *key = lua_tostring(L, -1);
     bool known = false;
-    for (int i = 0; i < r->op->n_params && !known; i++) known = strcmp(key, r->op->params[i].name) == 0;
+    for (int i = 0; i < r->op->n_params && !known; i++)
+      known = strcmp(key, r->op->params[i].name) == 0;
     if (!known) return unknown_option(r, key);
   }
   return 0;
 }
 
 static bool takes_number(const Param *p) {
-  return !p->keyword_only && (p->kind == PARAM_INT || p->kind == PARAM_DIM || p->kind == PARAM_FLOAT || p->kind == PARAM_INTS);
+  return !p->keyword_only && (p->kind == PARAM_INT || p->kind == PARAM_DIM ||
+                              p->kind == PARAM_FLOAT || p->kind == PARAM_INTS);
 }
 
-/* How many slots from `at` the param takes. Those of later params that must be given are left to them; sizes before a number that may be given are one
- * number, or a table: x:split(2, 1), x:roll({1, 2}, {0, 1}). */
+/* How many slots from `at` the param takes. Those of later params that must be given are left to
+ * them; sizes before a number that may be given are one number, or a table: x:split(2, 1),
+ * x:roll({1, 2}, {0, 1}). */
 static int run_length(Reading *r, const Param *p, int at, int last) {
   int n = 1;
   bool one = false;
@@ -134,17 +146,19 @@ static int place(Reading *r, int first) {
   if (at == last && !options && is_empty_table(L, at)) return 0; /* options of which all are nil */
   if (at <= last) {
     char what[160];
-    return err_set(MF_EINVAL, "%s: argument %d is one too many (%s); options go by name in a last table", r->name, at - first + 1,
-                   bind_describe(r->S, L, at, what, sizeof what));
+    return err_set(MF_EINVAL,
+                   "%s: argument %d is one too many (%s); options go by name in a last table",
+                   r->name, at - first + 1, bind_describe(r->S, L, at, what, sizeof what));
   }
   return options ? place_options(r, options) : 0;
 }
 
-/* -- Step 2: values ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Step 2: values ---------------------------------------------------------------------------- */
 
 static int wrong(Reading *r, const Param *p, int slot, const char *want) {
   char what[160];
-  return err_set(MF_EINVAL, "%s: %s must be %s, is %s", r->name, p->name, want, bind_describe(r->S, r->L, slot, what, sizeof what));
+  return err_set(MF_EINVAL, "%s: %s must be %s, is %s", r->name, p->name, want,
+                 bind_describe(r->S, r->L, slot, what, sizeof what));
 }
 
 static int add_input(Reading *r, Tensor *t) {
@@ -183,7 +197,8 @@ static int read_tensor_list(Reading *r, const Param *p, int i) {
       Tensor *t = bind_to_tensor(r->S, L, -1);
       if (!t) {
         char what[160];
-        rc = err_set(MF_EINVAL, "%s: %s[%zu] must be a tensor, is %s", r->name, p->name, k, bind_describe(r->S, L, -1, what, sizeof what));
+        rc = err_set(MF_EINVAL, "%s: %s[%zu] must be a tensor, is %s", r->name, p->name, k,
+                     bind_describe(r->S, L, -1, what, sizeof what));
       } else {
         rc = add_input(r, t);
       }
@@ -207,8 +222,11 @@ static int read_ints(Reading *r, const Param *p, int i, char *value) {
     rc = bind_read_ints(L, r->slot[i], r->name, p->name, &list);
   } else {
     enum { LIMIT = sizeof list.v / sizeof list.v[0] };
-    if (r->run[i] > LIMIT) return err_set(MF_EINVAL, "%s: %s has %d entries, at most %d are possible", r->name, p->name, r->run[i], (int)LIMIT);
-    for (int k = 0; k < r->run[i] && !rc; k++) rc = bind_read_int(L, r->slot[i] + k, r->name, p->name, &list.v[list.n++]);
+    if (r->run[i] > LIMIT)
+      return err_set(MF_EINVAL, "%s: %s has %d entries, at most %d are possible", r->name, p->name,
+                     r->run[i], (int)LIMIT);
+    for (int k = 0; k < r->run[i] && !rc; k++)
+      rc = bind_read_int(L, r->slot[i] + k, r->name, p->name, &list.v[list.n++]);
   }
   if (rc) return rc;
   if (!p->fixed) {
@@ -216,8 +234,10 @@ static int read_ints(Reading *r, const Param *p, int i, char *value) {
     return 0;
   }
   if (list.n != 1 && list.n != p->fixed)
-    return err_set(MF_EINVAL, "%s: %s must be one whole number or %d of them, has %lld", r->name, p->name, p->fixed, (long long)list.n);
-  for (int k = 0; k < p->fixed; k++) memcpy(value + sizeof(int64_t) * (size_t)k, &list.v[list.n == 1 ? 0 : k], sizeof(int64_t));
+    return err_set(MF_EINVAL, "%s: %s must be one whole number or %d of them, has %lld", r->name,
+                   p->name, p->fixed, (long long)list.n);
+  for (int k = 0; k < p->fixed; k++)
+    memcpy(value + sizeof(int64_t) * (size_t)k, &list.v[list.n == 1 ? 0 : k], sizeof(int64_t));
   return 0;
 }
 
@@ -238,7 +258,8 @@ static int read_choice(Reading *r, const Param *p, int slot, int64_t *value) {
 
 static int read_generator(Reading *r, const Param *p, int slot, RngKey *key) {
   Generator *g = &r->S->E->generator;
-  if (slot && lua_type(r->L, slot) == LUA_TSTRING && lua_objlen(r->L, slot) == sizeof *key) { /* a gradient line redoes a draw */
+  if (slot && lua_type(r->L, slot) == LUA_TSTRING &&
+      lua_objlen(r->L, slot) == sizeof *key) { /* a gradient line redoes a draw */
     memcpy(key, lua_tostring(r->L, slot), sizeof *key);
     return 0;
   }
@@ -274,8 +295,10 @@ static int read_value(Reading *r, const Param *p, int i) {
       return 0;
     case PARAM_INTS: return read_ints(r, p, i, value);
     case PARAM_CHOICE: return read_choice(r, p, slot, (int64_t *)(void *)value);
-    case PARAM_DTYPE: return bind_read_dtype(r->S, L, slot, r->name, p->name, (int64_t *)(void *)value);
-    case PARAM_DEVICE: return bind_read_device(r->S, L, slot, r->name, p->name, (int64_t *)(void *)value);
+    case PARAM_DTYPE:
+      return bind_read_dtype(r->S, L, slot, r->name, p->name, (int64_t *)(void *)value);
+    case PARAM_DEVICE:
+      return bind_read_device(r->S, L, slot, r->name, p->name, (int64_t *)(void *)value);
     case PARAM_GENERATOR: return read_generator(r, p, slot, (RngKey *)(void *)value);
     case PARAM_TENSOR: break;
   }
@@ -335,7 +358,8 @@ static void anchor_results(Reading *r, const EagerCall *c, int first, int last, 
   bool any = false;
   for (int k = 0; k < c->n_in; k++) any |= c->in[k] && c->in[k]->anchored;
   int top = lua_gettop(r->L);
-  for (int k = 0; any && k < n; k++) bind_anchor(r->S, r->L, top - n + 1 + k, first, last - first + 1);
+  for (int k = 0; any && k < n; k++)
+    bind_anchor(r->S, r->L, top - n + 1 + k, first, last - first + 1);
 }
 
 /* Reads arguments that are all tensors or numbers for plain parameters, the rest being defaults:
@@ -362,8 +386,10 @@ static bool read_quick(Reading *r, int first) {
   return true;
 }
 
-/* Reads the arguments from `first` on; the name that errors give is kept in in_place where needed. */
-static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into, char in_place[64]) {
+/* Reads the arguments from `first` on; the name that errors give is kept in in_place where needed.
+ */
+static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into,
+                 char in_place[64]) {
   r->S = S, r->L = L, r->op = op, r->name = op->name;
   r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = 0;
   memcpy(r->args.bytes, op->defaults, op->args_size);
@@ -405,7 +431,8 @@ int bind_call(State *S, lua_State *L, const Op *op, int first, bool into) {
   return end(&r, &c, first, last, rc);
 }
 
-int bind_with_call(State *S, lua_State *L, const Op *op, int first, int (*use)(void *ud, EagerCall *c), void *ud) {
+int bind_with_call(State *S, lua_State *L, const Op *op, int first,
+                   int (*use)(void *ud, EagerCall *c), void *ud) {
   Reading r;
   int rc = begin(&r, S, L, op, first, false, NULL), last = lua_gettop(L);
   EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes};
@@ -438,7 +465,8 @@ static OpQuick quick_of(const Op *op) {
   for (int i = 0; i < op->n_params; i++) {
     const Param *p = &op->params[i];
     bool required = !p->fallback && !p->optional, tensor = p->kind == PARAM_TENSOR;
-    if (p->kind == PARAM_GENERATOR || (required && !tensor) || (tensor && i >= op->n_tensors)) return never;
+    if (p->kind == PARAM_GENERATOR || (required && !tensor) || (tensor && i >= op->n_tensors))
+      return never;
     if (required) q.least = (uint8_t)(i + 1);
     if (tensor && p->keyword_only && i < q.most) q.most = (uint8_t)i;
   }
@@ -461,11 +489,13 @@ const Op *bind_op_of(lua_State *L, int index, bool *into) {
   return op;
 }
 
-/* Binds one op: mf.NAME and tensor:NAME, and NAME_ where it exists. Module table at the top, methods below it. */
+/* Binds one op: mf.NAME and tensor:NAME, and NAME_ where it exists. Module table at the top,
+ * methods below it. */
 static void bind_op(State *S, lua_State *L, const Op *op) {
   int flags = op->spec[0]->flags;
   char name[80];
-  bool hidden = flags & OP_HIDDEN, method = op->n_tensors && op->params[0].kind == PARAM_TENSOR && !op->params[0].list;
+  bool hidden = flags & OP_HIDDEN,
+       method = op->n_tensors && op->params[0].kind == PARAM_TENSOR && !op->params[0].list;
   snprintf(name, sizeof name, "%s%s", hidden ? "_" : "", op->name);
   if (!(flags & OP_METHOD_ONLY)) {
     bind_push_op(S, L, op, false);
@@ -484,8 +514,10 @@ static void bind_op(State *S, lua_State *L, const Op *op) {
 }
 
 void bind_open_ops(State *S, lua_State *L) {
-  static const struct { const char *event, *op; } operators[] = {
-    {"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"}, {"__pow", "pow"}, {"__mod", "remainder"}};
+  static const struct {
+    const char *event, *op;
+  } operators[] = {{"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"},
+                   {"__div", "div"}, {"__pow", "pow"}, {"__mod", "remainder"}};
   S->quick = lua_newuserdata(L, sizeof *S->quick * (size_t)op_count);
   luaL_ref(L, LUA_REGISTRYINDEX); /* lives as long as the state */
   for (int i = 0; i < op_count; i++) S->quick[i] = quick_of(&op_table[i]);

@@ -1,5 +1,5 @@
-/* mf.Function in C: putting what a user's forward made on the tape, and calling the user's backward.
- * The class is in lua/function.lua; its context lives in the anchors of the outputs. */
+/* mf.Function in C: putting what a user's forward made on the tape, and calling the user's
+ * backward. The class is in lua/function.lua; its context lives in the anchors of the outputs. */
 #include <string.h>
 
 #include "anchor.h"
@@ -96,7 +96,8 @@ static int take_gradients(State *S, lua_State *L, const Node *n, const bool *nee
     lua_rawgeti(L, -1, k + 1);
     Tensor *t = bind_to_tensor(S, L, -1);
     if (!t && !lua_isnil(L, -1))
-      return err_set(MF_EINVAL, "backward: a function's gradient of input %d is %s and not a tensor", k + 1,
+      return err_set(MF_EINVAL,
+                     "backward: a function's gradient of input %d is %s and not a tensor", k + 1,
                      bind_describe(S, L, -1, what, sizeof what));
     if (need[k]) gin[k] = tensor_retain(t);
     lua_pop(L, 1);
@@ -111,7 +112,8 @@ static int function(void *ud, Node *n, Tensor *const *gout, const bool *need, Te
   int top = lua_gettop(L);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->function_backward);
   int rc = 0;
-  if (!bind_push_context(S, L, n->seq)) rc = err_set(MF_EUNSUPPORTED, "backward: a function's context is gone");
+  if (!bind_push_context(S, L, n->seq))
+    rc = err_set(MF_EUNSUPPORTED, "backward: a function's context is gone");
   if (!rc) rc = push_gradients(S, L, n, gout);
   lua_createtable(L, n->n_in, 0);
   for (int k = 0; k < n->n_in; k++) {
@@ -141,7 +143,8 @@ static int check_saved(lua_State *L) {
   State *S = bind_state(L);
   Tensor *t = bind_check_tensor(S, L, 1, "saved_tensors", "a saved tensor");
   uint32_t version = (uint32_t)luaL_checknumber(L, 2);
-  if (t->storage && tape_check_saved(S->E, luaL_checkstring(L, 3), 0, t->storage, version)) return bind_raise(L);
+  if (t->storage && tape_check_saved(S->E, luaL_checkstring(L, 3), 0, t->storage, version))
+    return bind_raise(L);
   return 0;
 }
 

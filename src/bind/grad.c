@@ -21,7 +21,8 @@ int bind_protected(State *S, lua_State *L, int n_in, int n_out) {
   S->L = L; /* the function may have run coroutines */
   lua_remove(L, base);
   if (!status) return 0;
-  const char *text = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "an error value that is no string";
+  const char *text =
+      lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "an error value that is no string";
   int rc = err_set(MF_ELUA, "%s", text);
   luaL_unref(L, LUA_REGISTRYINDEX, S->error);
   S->error = luaL_ref(L, LUA_REGISTRYINDEX);
@@ -41,7 +42,8 @@ int bind_raise_kept(State *S, lua_State *L, int code) {
 /* Calls the function at 1 with the rest of the stack while *mode is `on`. */
 static int with_mode(lua_State *L, bool *mode, bool on, const char *name) {
   if (lua_type(L, 1) != LUA_TFUNCTION)
-    return bind_error(L, "%s: the first argument must be a function, is a %s", name, luaL_typename(L, 1));
+    return bind_error(L, "%s: the first argument must be a function, is a %s", name,
+                      luaL_typename(L, 1));
   bool was = *mode;
   *mode = on;
   int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
@@ -51,7 +53,8 @@ static int with_mode(lua_State *L, bool *mode, bool on, const char *name) {
 
 static int set_mode(lua_State *L, bool *mode, const char *name) {
   if (!lua_isboolean(L, 1))
-    return bind_error(L, "%s: the argument must be true or false, is a %s", name, luaL_typename(L, 1));
+    return bind_error(L, "%s: the argument must be true or false, is a %s", name,
+                      luaL_typename(L, 1));
   lua_pushboolean(L, *mode);
   *mode = lua_toboolean(L, 1);
   return 1;
@@ -131,11 +134,13 @@ enum { TABLES = 2 };
 
 /* Reads the table at `index`, where there is one. Of the keys in `tables` (up to two; NULL: not
  * known) the value is put at the stack index index + 1, index + 2. */
-static Options read_options(lua_State *L, int index, const char *function, const char *const *tables) {
+static Options read_options(lua_State *L, int index, const char *function,
+                            const char *const *tables) {
   Options o = {0};
   for (int k = 0; k < TABLES; k++) lua_pushnil(L);
   if (lua_isnoneornil(L, index)) return o;
-  if (!lua_istable(L, index)) bind_error(L, "%s: the last argument must be a table of options", function);
+  if (!lua_istable(L, index))
+    bind_error(L, "%s: the last argument must be a table of options", function);
   lua_pushnil(L);
   while (lua_next(L, index)) {
     const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
@@ -150,8 +155,9 @@ static Options read_options(lua_State *L, int index, const char *function, const
                : !strcmp(key, "allow_unused") ? &o.allow_unused
                                               : NULL;
     if (!at)
-      bind_error(L, "%s: there is no option '%s'; there are retain_graph, create_graph, allow_unused, %s", function,
-                 key, tables[0]);
+      bind_error(
+          L, "%s: there is no option '%s'; there are retain_graph, create_graph, allow_unused, %s",
+          function, key, tables[0]);
     if (!lua_isboolean(L, -1)) bind_error(L, "%s: %s must be true or false", function, key);
     *at = lua_toboolean(L, -1);
     o.retain_given |= at == &o.retain_graph;
@@ -161,11 +167,14 @@ static Options read_options(lua_State *L, int index, const char *function, const
   return o;
 }
 
-/* Tensors of a table (or one tensor) into a new block on Lua's stack, so that errors lose nothing. */
-static Tensor **read_tensors(State *S, lua_State *L, int index, const char *function, const char *arg, int *n) {
+/* Tensors of a table (or one tensor) into a new block on Lua's stack, so that errors lose nothing.
+ */
+static Tensor **read_tensors(State *S, lua_State *L, int index, const char *function,
+                             const char *arg, int *n) {
   bool one = bind_to_tensor(S, L, index) != NULL;
   if (!one && !lua_istable(L, index))
-    bind_error(L, "%s: %s must be a tensor or a table of tensors, is a %s", function, arg, luaL_typename(L, index));
+    bind_error(L, "%s: %s must be a tensor or a table of tensors, is a %s", function, arg,
+               luaL_typename(L, index));
   *n = one ? 1 : (int)lua_objlen(L, index);
   Tensor **list = lua_newuserdata(L, sizeof *list * (size_t)(*n + 1));
   for (int k = 0; k < *n; k++) {
@@ -180,7 +189,8 @@ static Tensor **read_inputs(State *S, lua_State *L, int index, const char *funct
   Tensor **inputs = read_tensors(S, L, index, function, "inputs", n);
   if (!*n) bind_error(L, "%s: there are no inputs", function);
   for (int k = 0; k < *n; k++)
-    if (!tensor_requires_grad(inputs[k])) bind_error(L, "%s: inputs[%d] does not require a gradient", function, k + 1);
+    if (!tensor_requires_grad(inputs[k]))
+      bind_error(L, "%s: inputs[%d] does not require a gradient", function, k + 1);
   return inputs;
 }
 
@@ -196,7 +206,9 @@ static int backward(lua_State *L) {
   static const char *const tables[TABLES] = {"inputs", NULL};
   State *S = bind_state(L);
   Tensor *t = bind_check_tensor(S, L, 1, "backward", "the first argument"), *g = NULL;
-  if (lua_gettop(L) > 3) return bind_error(L, "backward: two arguments are possible: the gradient, and a table of options");
+  if (lua_gettop(L) > 3)
+    return bind_error(L,
+                      "backward: two arguments are possible: the gradient, and a table of options");
   if (lua_istable(L, 2) && lua_isnoneornil(L, 3)) {
     lua_pushnil(L);
     lua_insert(L, 2);
@@ -204,7 +216,11 @@ static int backward(lua_State *L) {
   lua_settop(L, 3);
   if (!lua_isnil(L, 2)) g = bind_check_tensor(S, L, 2, "backward", "gradient");
   Options o = read_options(L, 3, "backward", tables);
-  Backward b = {.n_out = 1, .outputs = &t, .gout = &g, .retain_graph = o.retain_graph, .create_graph = o.create_graph};
+  Backward b = {.n_out = 1,
+                .outputs = &t,
+                .gout = &g,
+                .retain_graph = o.retain_graph,
+                .create_graph = o.create_graph};
   if (!lua_isnil(L, 4)) {
     b.inputs = read_inputs(S, L, 4, "backward", &b.n_in);
     b.grads = new_grads(L, b.n_in);
@@ -221,18 +237,21 @@ static int backward(lua_State *L) {
 
 static int unused_input(int k) {
   return err_set(MF_EINVAL,
-                 "grad: inputs[%d] was not used to make the outputs; pass {allow_unused = true} to get nil for it",
+                 "grad: inputs[%d] was not used to make the outputs; pass {allow_unused = true} to "
+                 "get nil for it",
                  k + 1);
 }
 
-/* mf.grad(outputs, inputs, {grad_outputs=, create_graph=, retain_graph=, allow_unused=}): a table of
- * gradients. */
+/* mf.grad(outputs, inputs, {grad_outputs=, create_graph=, retain_graph=, allow_unused=}): a table
+ * of gradients. */
 static int grad(lua_State *L) {
   static const char *const tables[TABLES] = {"grad_outputs", NULL};
   State *S = bind_state(L);
   Backward b = {0};
   int n_given = 0;
-  if (lua_gettop(L) > 3) return bind_error(L, "grad: three arguments are possible: outputs, inputs, and a table of options");
+  if (lua_gettop(L) > 3)
+    return bind_error(
+        L, "grad: three arguments are possible: outputs, inputs, and a table of options");
   lua_settop(L, 3);
   Options o = read_options(L, 3, "grad", tables);
   b.retain_graph = o.retain_graph;
@@ -240,7 +259,8 @@ static int grad(lua_State *L) {
   b.outputs = read_tensors(S, L, 1, "grad", "outputs", &b.n_out);
   b.inputs = read_inputs(S, L, 2, "grad", &b.n_in);
   if (!lua_isnil(L, 4)) b.gout = read_tensors(S, L, 4, "grad", "grad_outputs", &n_given);
-  if (b.gout && n_given != b.n_out) return bind_error(L, "grad: %d outputs, but %d grad_outputs", b.n_out, n_given);
+  if (b.gout && n_given != b.n_out)
+    return bind_error(L, "grad: %d outputs, but %d grad_outputs", b.n_out, n_given);
   if (!b.n_out) return bind_error(L, "grad: there are no outputs");
   b.grads = new_grads(L, b.n_in);
   int rc = bind_backward(S, L, &b, 1, 1);
@@ -259,10 +279,14 @@ static int grad(lua_State *L) {
 }
 
 void bind_open_grad(State *S, lua_State *L) {
-  static const luaL_Reg functions[] = {
-    {"no_grad", no_grad}, {"enable_grad", enable_grad}, {"set_grad_enabled", set_grad_enabled},
-    {"is_grad_enabled", is_grad_enabled}, {"detect_anomaly", detect_anomaly},
-    {"set_detect_anomaly", set_detect_anomaly}, {"grad", grad}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"no_grad", no_grad},
+                                       {"enable_grad", enable_grad},
+                                       {"set_grad_enabled", set_grad_enabled},
+                                       {"is_grad_enabled", is_grad_enabled},
+                                       {"detect_anomaly", detect_anomaly},
+                                       {"set_detect_anomaly", set_detect_anomaly},
+                                       {"grad", grad},
+                                       {NULL, NULL}};
   for (const luaL_Reg *f = functions; f->name; f++) bind_function(S, L, f->name, f->func);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->methods);
   bind_function(S, L, "backward", backward);

@@ -1,9 +1,9 @@
 /* Handles: the userdata of tensors; scopes; and how errors are raised.
  *
- * A result of an op gets a new userdata. A tensor that C keeps as well (a leaf, which the tape holds,
- * or a gradient) has one userdata, found again through a weak table, so that hooks and identity
- * survive. While a gradient line runs, results go into handles made beforehand, which are emptied
- * when the line returns: a backward pass makes no garbage of its own. */
+ * A result of an op gets a new userdata. A tensor that C keeps as well (a leaf, which the tape
+ * holds, or a gradient) has one userdata, found again through a weak table, so that hooks and
+ * identity survive. While a gradient line runs, results go into handles made beforehand, which are
+ * emptied when the line returns: a backward pass makes no garbage of its own. */
 #include <stdio.h>
 #include <string.h>
 
@@ -89,8 +89,8 @@ static void enter_scope(State *S, Handle *h) {
   if (S->scope_depth && vec_push(&S->scope, h)) h->scope = (uint32_t)S->scope.n;
 }
 
-/* A tensor that has one userdata: a leaf, since the tape holds it and Lua may put hooks on it, or one
- * that C keeps. */
+/* A tensor that has one userdata: a leaf, since the tape holds it and Lua may put hooks on it, or
+ * one that C keeps. */
 static Handle *push_one(State *S, lua_State *L, Tensor *t) {
   if (push_registered(S, L, t)) {
     tensor_release(t);
@@ -121,7 +121,8 @@ void bind_push_shared(State *S, lua_State *L, Tensor *t) {
   else push_one(S, L, tensor_retain(t));
 }
 
-Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function, const char *arg) {
+Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function,
+                          const char *arg) {
   char what[160];
   Tensor *t = bind_to_tensor(S, L, index);
   if (!t)
@@ -159,7 +160,8 @@ void bind_scope_keep(State *S, lua_State *L, int index, int seen) {
   lua_pushvalue(L, index);
   lua_pushboolean(L, 1);
   lua_rawset(L, seen);
-  for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) bind_scope_keep(S, L, lua_gettop(L), seen);
+  for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1))
+    bind_scope_keep(S, L, lua_gettop(L), seen);
 }
 
 void bind_scope_end(State *S, uint32_t mark) {
@@ -183,9 +185,9 @@ void bind_scope_end(State *S, uint32_t mark) {
 
 /* -- The collector ---------------------------------------------------------------------------- */
 
-/* LuaJIT's collector steps by KiB. It sees a few dozen bytes where a tensor holds megabytes, so each
- * batch of them is a debt of as much garbage. A batch is no smaller than Lua's own heap, since a cycle
- * costs as much as that is large. */
+/* LuaJIT's collector steps by KiB. It sees a few dozen bytes where a tensor holds megabytes, so
+ * each batch of them is a debt of as much garbage. A batch is no smaller than Lua's own heap, since
+ * a cycle costs as much as that is large. */
 void bind_pay(State *S, lua_State *L) {
   enum { BATCH = 64 << 20, MOST = 1 << 21 };
   int64_t charged = S->E->charged;

@@ -18,7 +18,8 @@ typedef struct Line {
   Tensor **gin;
 } Line;
 
-/* Lines by op and place in its gradients; the same negative: in which order the line returns them. */
+/* Lines by op and place in its gradients; the same negative: in which order the line returns them.
+ */
 static int line_key(const Op *op, int grad) {
   return op->id * 32 + grad + 1;
 }
@@ -39,7 +40,8 @@ static void push_choice(lua_State *L, const Param *p, int64_t k) {
 
 static int push_value(State *S, lua_State *L, const Node *n, const Param *p) {
   const void *value = (const char *)n->args + p->offset;
-  if (p->has_offset && !*(const bool *)((const char *)n->args + p->has_offset)) return lua_pushnil(L), 1;
+  if (p->has_offset && !*(const bool *)((const char *)n->args + p->has_offset))
+    return lua_pushnil(L), 1;
   switch ((ParamKind)p->kind) {
     case PARAM_INT:
     case PARAM_DIM: lua_pushnumber(L, (double)*(const int64_t *)value); break;
@@ -48,7 +50,9 @@ static int push_value(State *S, lua_State *L, const Node *n, const Param *p) {
     case PARAM_DTYPE: bind_push_dtype(S, L, (int)*(const int64_t *)value); break;
     case PARAM_INTS: push_ints(S, L, p, value); break;
     case PARAM_CHOICE: push_choice(L, p, *(const int64_t *)value); break;
-    case PARAM_GENERATOR: lua_pushlstring(L, value, sizeof(RngKey)); break; /* which ops that redo the draw take */
+    case PARAM_GENERATOR:
+      lua_pushlstring(L, value, sizeof(RngKey));
+      break; /* which ops that redo the draw take */
     case PARAM_DEVICE:
     case PARAM_TENSOR: lua_pushnil(L); break;
   }
@@ -66,7 +70,8 @@ static void push_meta(State *S, lua_State *L, const GradMeta *m, int key) {
 
 /* The tensor param at `position`: kept tensors, or of what shape or dtype they were (`key` is the
  * State's reference to which table was read). */
-static int push_tensor_param(State *S, lua_State *L, const Node *n, const Param *p, int position, int key) {
+static int push_tensor_param(State *S, lua_State *L, const Node *n, const Param *p, int position,
+                             int key) {
   int first = position, count = 1;
   if (n->op->n_lists) op_inputs_of_param(n->op, n->args, position, &first, &count);
   if (p->list) lua_createtable(L, count, 0);
@@ -83,7 +88,8 @@ static int index_line(lua_State *L) {
   State *S = bind_state(L);
   int key = (int)lua_tointeger(L, lua_upvalueindex(2));
   const char *name = lua_tostring(L, 2);
-  if (!S->line || !name) return bind_error(L, "the options of a gradient line are read as o.NAME, while it runs");
+  if (!S->line || !name)
+    return bind_error(L, "the options of a gradient line are read as o.NAME, while it runs");
   const Node *n = S->line->n;
   for (int i = 0, position = 0; i < n->op->n_params; i++) {
     const Param *p = &n->op->params[i];
@@ -92,8 +98,10 @@ static int index_line(lua_State *L) {
       return tensor ? push_tensor_param(S, L, n, p, position, key) : push_value(S, L, n, p);
     position += tensor;
   }
-  if (key == S->line_o && !strcmp(name, "shape")) return lua_rawgeti(L, LUA_REGISTRYINDEX, S->line_shape), 1;
-  if (key == S->line_o && !strcmp(name, "dtype")) return lua_rawgeti(L, LUA_REGISTRYINDEX, S->line_dtype), 1;
+  if (key == S->line_o && !strcmp(name, "shape"))
+    return lua_rawgeti(L, LUA_REGISTRYINDEX, S->line_shape), 1;
+  if (key == S->line_o && !strcmp(name, "dtype"))
+    return lua_rawgeti(L, LUA_REGISTRYINDEX, S->line_dtype), 1;
   return bind_error(L, "the gradient of %s reads '%s', which it has not", n->op->name, name);
 }
 
@@ -242,7 +250,8 @@ static void empty_handles(State *S, int mark) {
   }
 }
 
-static int gradient(void *ud, Node *n, int grad, Tensor *const *gout, const bool *need, Tensor **gin) {
+static int gradient(void *ud, Node *n, int grad, Tensor *const *gout, const bool *need,
+                    Tensor **gin) {
   State *S = ud;
   lua_State *L = S->L;
   if (!lua_checkstack(L, LUA_MINSTACK)) return err_set(MF_ENOMEM, "backward: Lua's stack is full");
@@ -262,8 +271,8 @@ static int gradient(void *ud, Node *n, int grad, Tensor *const *gout, const bool
 
 /* -- lua/grad.lua's table --------------------------------------------------------------------- */
 
-/* Pushes a table of the positions of the tensor params that a key such as 'x, w' names; returns them
- * as bits. */
+/* Pushes a table of the positions of the tensor params that a key such as 'x, w' names; returns
+ * them as bits. */
 static uint32_t push_order(lua_State *L, const Op *op, const char *key) {
   uint32_t serves = 0;
   int n = 0;

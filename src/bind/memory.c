@@ -12,7 +12,8 @@
 static int scope(lua_State *L) {
   State *S = bind_state(L);
   if (lua_type(L, 1) != LUA_TFUNCTION)
-    return bind_error(L, "scope: the first argument must be a function, is a %s", luaL_typename(L, 1));
+    return bind_error(L, "scope: the first argument must be a function, is a %s",
+                      luaL_typename(L, 1));
   uint32_t mark = bind_scope_begin(S);
   int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0), n = rc ? 0 : lua_gettop(L);
   lua_newtable(L);
@@ -24,7 +25,8 @@ static int scope(lua_State *L) {
 
 static Device *device_at(State *S, lua_State *L, int index, const char *function) {
   int64_t type = DEVICE_CPU;
-  if (!lua_isnoneornil(L, index) && bind_read_device(S, L, index, function, "device", &type)) bind_raise(L);
+  if (!lua_isnoneornil(L, index) && bind_read_device(S, L, index, function, "device", &type))
+    bind_raise(L);
   return S->context->devices[type];
 }
 
@@ -70,7 +72,8 @@ static int get_num_threads(lua_State *L) {
 static int set_num_threads(lua_State *L) {
   int64_t n;
   if (bind_read_int(L, 1, "set_num_threads", "n", &n)) return bind_raise(L);
-  if (n < 1 || n > 4096) return bind_error(L, "set_num_threads: n must be between 1 and 4096, is %d", (int)n);
+  if (n < 1 || n > 4096)
+    return bind_error(L, "set_num_threads: n must be between 1 and 4096, is %d", (int)n);
   thread_set_count((int)n);
   return 0;
 }

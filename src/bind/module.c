@@ -1,7 +1,8 @@
 /* require 'moonflow': opens the binding in a Lua state.
  *
- * The State lies in the registry, so that a second require in the same Lua state (test runners clear package.loaded) gives the same module and
- * the same types. A host that has a context puts it there before (bind_use_context); otherwise one is made. No global is set. */
+ * The State lies in the registry, so that a second require in the same Lua state (test runners
+ * clear package.loaded) gives the same module and the same types. A host that has a context puts it
+ * there before (bind_use_context); otherwise one is made. No global is set. */
 #include <lualib.h>
 #include <string.h>
 
@@ -72,7 +73,8 @@ static void preload(lua_State *L) {
   for (int i = 0; embed_modules[i].name; i++) {
     lua_pushinteger(L, i);
     lua_pushcclosure(L, load_embedded, 1);
-    lua_setfield(L, -2, strcmp(embed_modules[i].name, "moonflow") ? embed_modules[i].name : "moonflow.init");
+    lua_setfield(
+        L, -2, strcmp(embed_modules[i].name, "moonflow") ? embed_modules[i].name : "moonflow.init");
   }
   lua_pop(L, 3);
 }

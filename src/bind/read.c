@@ -5,18 +5,21 @@
 
 #include "state.h"
 
-static const double whole_limit = 9007199254740992.0; /* 2^53: above, a double no longer tells whole numbers apart */
+static const double whole_limit =
+    9007199254740992.0; /* 2^53: above, a double no longer tells whole numbers apart */
 
 const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n) {
   char shape[SHAPE_TEXT_MAX];
   Tensor *t = bind_to_tensor(S, L, index);
   int type = lua_type(L, index);
   if (t)
-    snprintf(buf, n, "a tensor %s of %s", shape_text(t->m.ndim, t->m.shape, shape), dtype_name((DType)t->m.dtype));
+    snprintf(buf, n, "a tensor %s of %s", shape_text(t->m.ndim, t->m.shape, shape),
+             dtype_name((DType)t->m.dtype));
   else if (type == LUA_TNIL || type == LUA_TNONE) snprintf(buf, n, "nil");
   else if (type == LUA_TNUMBER) snprintf(buf, n, "the number %.14g", lua_tonumber(L, index));
   else if (type == LUA_TSTRING) snprintf(buf, n, "the string '%.40s'", lua_tostring(L, index));
-  else if (bind_to_handle(S, L, index)) snprintf(buf, n, "a tensor that was released at the end of its scope");
+  else if (bind_to_handle(S, L, index))
+    snprintf(buf, n, "a tensor that was released at the end of its scope");
   else if (type == LUA_TUSERDATA) snprintf(buf, n, "a userdata");
   else snprintf(buf, n, "a %s", lua_typename(L, type));
   return buf;
@@ -30,7 +33,8 @@ int bind_read_int(lua_State *L, int index, const char *function, const char *arg
       *out = (int64_t)v;
       return 0;
     }
-    return err_set(MF_EINVAL, "%s: %s must be a whole number up to 2^53, is %.17g", function, arg, v);
+    return err_set(MF_EINVAL, "%s: %s must be a whole number up to 2^53, is %.17g", function, arg,
+                   v);
   }
   if (type == 10 /* cdata */) {
     const int64_t *v = lua_topointer(L, index); /* int64 and uint64 cdata hold their 8 bytes */
@@ -43,10 +47,12 @@ int bind_read_int(lua_State *L, int index, const char *function, const char *arg
     }
     lua_pop(L, 1);
   }
-  return err_set(MF_EINVAL, "%s: %s must be a whole number, is a %s", function, arg, type == 10 ? "cdata" : lua_typename(L, type));
+  return err_set(MF_EINVAL, "%s: %s must be a whole number, is a %s", function, arg,
+                 type == 10 ? "cdata" : lua_typename(L, type));
 }
 
-int bind_read_dtype(State *S, lua_State *L, int index, const char *function, const char *arg, int64_t *out) {
+int bind_read_dtype(State *S, lua_State *L, int index, const char *function, const char *arg,
+                    int64_t *out) {
   char what[160];
   if (lua_type(L, index) == LUA_TSTRING) {
     int t = dtype_parse(lua_tostring(L, index));
@@ -63,10 +69,12 @@ int bind_read_dtype(State *S, lua_State *L, int index, const char *function, con
       return 0;
     }
   }
-  return err_set(MF_EINVAL, "%s: %s must be a dtype such as mf.float32, is %s", function, arg, bind_describe(S, L, index, what, sizeof what));
+  return err_set(MF_EINVAL, "%s: %s must be a dtype such as mf.float32, is %s", function, arg,
+                 bind_describe(S, L, index, what, sizeof what));
 }
 
-int bind_read_device(State *S, lua_State *L, int index, const char *function, const char *arg, int64_t *out) {
+int bind_read_device(State *S, lua_State *L, int index, const char *function, const char *arg,
+                     int64_t *out) {
   char what[160];
   if (lua_type(L, index) == LUA_TSTRING) {
     const char *name = lua_tostring(L, index);
@@ -79,9 +87,11 @@ int bind_read_device(State *S, lua_State *L, int index, const char *function, co
         return 0;
       }
     }
-    return err_set(MF_EINVAL, "%s: there is no device '%.40s'; there are 'cpu' and 'meta'", function, name);
+    return err_set(MF_EINVAL, "%s: there is no device '%.40s'; there are 'cpu' and 'meta'",
+                   function, name);
   }
-  return err_set(MF_EINVAL, "%s: %s must be a device such as 'cpu', is %s", function, arg, bind_describe(S, L, index, what, sizeof what));
+  return err_set(MF_EINVAL, "%s: %s must be a device such as 'cpu', is %s", function, arg,
+                 bind_describe(S, L, index, what, sizeof what));
 }
 
 /* Entry i of a list, at the top of the stack. */
@@ -94,15 +104,19 @@ static int read_entry(lua_State *L, const char *function, const char *arg, int i
 int bind_read_ints(lua_State *L, int index, const char *function, const char *arg, IntList *out) {
   enum { LIMIT = sizeof out->v / sizeof out->v[0] };
   if (lua_type(L, index) != LUA_TTABLE)
-    return err_set(MF_EINVAL, "%s: %s must be a table of whole numbers, is a %s", function, arg, luaL_typename(L, index));
+    return err_set(MF_EINVAL, "%s: %s must be a table of whole numbers, is a %s", function, arg,
+                   luaL_typename(L, index));
   size_t n = lua_objlen(L, index);
-  if (n > LIMIT) return err_set(MF_EINVAL, "%s: %s has %zu entries, at most %d are possible", function, arg, n, (int)LIMIT);
+  if (n > LIMIT)
+    return err_set(MF_EINVAL, "%s: %s has %zu entries, at most %d are possible", function, arg, n,
+                   (int)LIMIT);
   out->n = (int64_t)n;
   for (size_t i = 0; i < n; i++) {
     lua_rawgeti(L, index, (int)i + 1);
     double v = lua_tonumber(L, -1);
     int rc = 0;
-    if (lua_type(L, -1) == LUA_TNUMBER && v >= INT32_MIN && v <= INT32_MAX && v == (int32_t)v) out->v[i] = (int32_t)v;
+    if (lua_type(L, -1) == LUA_TNUMBER && v >= INT32_MIN && v <= INT32_MAX && v == (int32_t)v)
+      out->v[i] = (int32_t)v;
     else rc = read_entry(L, function, arg, (int)i + 1, &out->v[i]);
     lua_pop(L, 1);
     if (rc) return rc;

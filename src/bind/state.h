@@ -19,33 +19,33 @@ typedef struct Handle {
   const State *tag; /* tells it from other userdata of the size */
   Tensor *t;        /* NULL: released with its scope */
   uint32_t scope;
-  bool keep;        /* at the end of its scope it is among the results */
+  bool keep; /* at the end of its scope it is among the results */
 } Handle;
 
 enum { LINE_HANDLES = 32 };
 
 struct State {
-  lua_State *L;             /* the coroutine that called in last */
+  lua_State *L; /* the coroutine that called in last */
   Eager *E;
   Context *context;
-  VEC(Handle *) scope;      /* handles made since scopes began; NULL: collected or released */
+  VEC(Handle *) scope; /* handles made since scopes began; NULL: collected or released */
   int scope_depth;
   int tensor_mt, dtype_mt, shape_mt, generator_mt; /* references in the registry */
   int methods, handles, core; /* tables: tensor methods; weak Tensor* -> userdata; the module */
-  struct OpQuick *quick;    /* by op; see call.c */
+  struct OpQuick *quick;      /* by op; see call.c */
   /* Gradient lines; see line.c. */
-  struct Line *line;        /* the one that runs; NULL: none */
+  struct Line *line;                                   /* the one that runs; NULL: none */
   int lines, line_run, line_o, line_shape, line_dtype; /* references */
   int line_handle[LINE_HANDLES];
   Handle *line_handles[LINE_HANDLES];
   int line_used;
   /* Hooks and functions; see anchor.c. */
-  bool has_anchors;         /* there was one, ever */
-  struct Pass *pass;        /* the pass with anchors that runs; NULL: none */
+  bool has_anchors;  /* there was one, ever */
+  struct Pass *pass; /* the pass with anchors that runs; NULL: none */
   int anchor_pins, function_backward, hook_handle_mt; /* references */
-  int error;                /* reference: the error value with which a callback ended, or LUA_NOREF */
-  int traceback;            /* reference: the handler of bind_protected */
-  int wheres;               /* reference: lines of the user's program, for anomaly mode */
+  int error;     /* reference: the error value with which a callback ended, or LUA_NOREF */
+  int traceback; /* reference: the handler of bind_protected */
+  int wheres;    /* reference: lines of the user's program, for anomaly mode */
 };
 
 static inline State *bind_state(lua_State *L) {
@@ -59,8 +59,8 @@ int bind_raise(lua_State *L);
 /* The same with a text. */
 int bind_error(lua_State *L, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* "script.lua:12" of the innermost Lua function from `level` on that is not the library's own; false
- * when there is none. */
+/* "script.lua:12" of the innermost Lua function from `level` on that is not the library's own;
+ * false when there is none. */
 enum { BIND_WHERE_MAX = 120 };
 bool bind_where(lua_State *L, int level, char *buf, size_t n);
 
@@ -68,8 +68,8 @@ bool bind_where(lua_State *L, int level, char *buf, size_t n);
 
 /* Pushes a tensor, taking one count (also on failure, which raises). NULL pushes nil. */
 void bind_push(State *S, lua_State *L, Tensor *t);
-/* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count of
- * its own. */
+/* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count
+ * of its own. */
 void bind_push_shared(State *S, lua_State *L, Tensor *t);
 /* Makes the userdata at `index` the one that bind_push_shared finds. */
 void bind_share(State *S, lua_State *L, int index);
@@ -100,8 +100,10 @@ void bind_pay(State *S, lua_State *L);
 
 /* A whole number (a Lua number without fraction, |v| <= 2^53, or an int64 cdata). */
 int bind_read_int(lua_State *L, int index, const char *function, const char *arg, int64_t *out);
-int bind_read_dtype(State *S, lua_State *L, int index, const char *function, const char *arg, int64_t *out);
-int bind_read_device(State *S, lua_State *L, int index, const char *function, const char *arg, int64_t *out);
+int bind_read_dtype(State *S, lua_State *L, int index, const char *function, const char *arg,
+                    int64_t *out);
+int bind_read_device(State *S, lua_State *L, int index, const char *function, const char *arg,
+                     int64_t *out);
 /* A table of whole numbers (or a shape). */
 int bind_read_ints(lua_State *L, int index, const char *function, const char *arg, IntList *out);
 void bind_push_dtype(State *S, lua_State *L, int dtype);
@@ -114,13 +116,14 @@ Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype);
 
 /* -- Calls ------------------------------------------------------------------------------------ */
 
-/* The op with Lua's arguments from index `first` on; pushes the results and returns their number, or
- * a negative value on failure (text set). */
+/* The op with Lua's arguments from index `first` on; pushes the results and returns their number,
+ * or a negative value on failure (text set). */
 int bind_call(State *S, lua_State *L, const Op *op, int first, bool into);
 
-/* The same with `use` in the place of the dispatcher: it leaves its outputs in the call, or returns a
- * code. */
-int bind_with_call(State *S, lua_State *L, const Op *op, int first, int (*use)(void *ud, EagerCall *c), void *ud);
+/* The same with `use` in the place of the dispatcher: it leaves its outputs in the call, or returns
+ * a code. */
+int bind_with_call(State *S, lua_State *L, const Op *op, int first,
+                   int (*use)(void *ud, EagerCall *c), void *ud);
 /* Pushes the function of an op, or of its NAME_ form. */
 void bind_push_op(State *S, lua_State *L, const Op *op, bool into);
 /* The op whose function is at an index, and whether it is the NAME_ form; NULL for other values. */

@@ -1,7 +1,8 @@
 /* Tensors on Lua's side: userdata, properties, methods that are not ops.
  *
- * x.NAME looks first among the methods, then among the properties; other keys are subscripts (index.c). A result of an op gets a new userdata. A tensor that C
- * keeps as well (a gradient) has one userdata, found again through a weak table. */
+ * x.NAME looks first among the methods, then among the properties; other keys are subscripts
+ * (index.c). A result of an op gets a new userdata. A tensor that C keeps as well (a gradient) has
+ * one userdata, found again through a weak table. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "sparse.h"
 #include "state.h"
 
-/* -- Values of other kinds ------------------------------------------------------------------------------------------------------ */
+/* -- Values of other kinds --------------------------------------------------------------------- */
 
 void bind_push_dtype(State *S, lua_State *L, int dtype) {
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->dtype_mt);
@@ -64,7 +65,7 @@ static int shape_eq(lua_State *L) {
   return 1;
 }
 
-/* -- Properties ------------------------------------------------------------------------------------------------------------------ */
+/* -- Properties -------------------------------------------------------------------------------- */
 
 /* x.data: the same memory without the tape, writes to which are not counted. */
 static Tensor *data_of(Tensor *t) {
@@ -113,7 +114,8 @@ static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {
       if (!strcmp(key, "is_rows")) return lua_pushboolean(L, t->row_ids != NULL), 1;
       break;
     case '_':
-      if (!strcmp(key, "_version")) return lua_pushinteger(L, t->storage ? storage_version(t->storage) : 0), 1;
+      if (!strcmp(key, "_version"))
+        return lua_pushinteger(L, t->storage ? storage_version(t->storage) : 0), 1;
       break;
   }
   return 0;
@@ -127,11 +129,13 @@ static int tensor_index(lua_State *L) {
   if (!lua_isnil(L, -1)) return 1;
   Tensor *t = ((Handle *)lua_touserdata(L, 1))->t;
   const char *key = lua_tostring(L, 2);
-  if (!t) return bind_error(L, "the tensor was released at the end of its scope (reading .%s)", key);
+  if (!t)
+    return bind_error(L, "the tensor was released at the end of its scope (reading .%s)", key);
   int n = get_property(S, L, t, key);
   if (n) return n;
   if (t->row_ids && !strcmp(key, "ids")) return bind_push(S, L, tensor_retain(t->row_ids)), 1;
-  if (t->row_values && !strcmp(key, "values")) return bind_push(S, L, tensor_retain(t->row_values)), 1;
+  if (t->row_values && !strcmp(key, "values"))
+    return bind_push(S, L, tensor_retain(t->row_values)), 1;
   if (!strcmp(key, "...")) return bind_index(L);
   lua_pushnil(L);
   return 1;
@@ -142,11 +146,14 @@ static int set_grad(State *S, lua_State *L, Tensor *t) {
   if (!lua_isnil(L, 3)) {
     char want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
     g = bind_check_tensor(S, L, 3, "grad", "the gradient");
-    if (g->m.ndim != t->m.ndim || memcmp(g->m.shape, t->m.shape, sizeof(int64_t) * (size_t)t->m.ndim))
-      return bind_error(L, "grad: the gradient has shape %s, the tensor %s", shape_text(g->m.ndim, g->m.shape, have),
+    if (g->m.ndim != t->m.ndim ||
+        memcmp(g->m.shape, t->m.shape, sizeof(int64_t) * (size_t)t->m.ndim))
+      return bind_error(L, "grad: the gradient has shape %s, the tensor %s",
+                        shape_text(g->m.ndim, g->m.shape, have),
                         shape_text(t->m.ndim, t->m.shape, want));
     if (g->m.dtype != t->m.dtype)
-      return bind_error(L, "grad: the gradient is %s, the tensor %s", dtype_name((DType)g->m.dtype), dtype_name((DType)t->m.dtype));
+      return bind_error(L, "grad: the gradient is %s, the tensor %s", dtype_name((DType)g->m.dtype),
+                        dtype_name((DType)t->m.dtype));
   }
   Autograd *ag = tensor_autograd(t);
   if (!ag) return bind_raise(L);
@@ -160,8 +167,10 @@ static int set_grad(State *S, lua_State *L, Tensor *t) {
 /* t is the tensor at index 1. */
 static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
   if (on && !dtype_is_float((DType)t->m.dtype))
-    return bind_error(L, "requires_grad: only float tensors have gradients, this is %s", dtype_name((DType)t->m.dtype));
-  if (!on && !tensor_is_leaf(t)) return bind_error(L, "requires_grad: only a leaf can be told to need none; use :detach()");
+    return bind_error(L, "requires_grad: only float tensors have gradients, this is %s",
+                      dtype_name((DType)t->m.dtype));
+  if (!on && !tensor_is_leaf(t))
+    return bind_error(L, "requires_grad: only a leaf can be told to need none; use :detach()");
   if (!on && !t->ag) return 0;
   Autograd *ag = tensor_autograd(t);
   if (!ag) return bind_raise(L);
@@ -173,15 +182,18 @@ static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
 /* t.data = src: t takes src's memory and shape; its gradient and place in modules stay. */
 static int set_data(State *S, lua_State *L, Tensor *t) {
   Tensor *src = bind_check_tensor(S, L, 3, "data", "the new data");
-  if (!src->storage) return bind_error(L, "data: a row-sparse tensor cannot be the data of another");
+  if (!src->storage)
+    return bind_error(L, "data: a row-sparse tensor cannot be the data of another");
   if (t->ag && t->ag->requires_grad && !dtype_is_float((DType)src->m.dtype))
-    return bind_error(L, "data: only float tensors have gradients, the new data is %s", dtype_name((DType)src->m.dtype));
+    return bind_error(L, "data: only float tensors have gradients, the new data is %s",
+                      dtype_name((DType)src->m.dtype));
   storage_retain(src->storage);
   storage_release(t->storage);
   t->storage = src->storage;
   t->m = src->m;
   t->m.number = false;
-  if (t->ag && t->ag->accumulate) { /* a step may have seen the old shape: later ones get a new end of the tape */
+  if (t->ag && t->ag->accumulate) { /* a step may have seen the old shape: later ones get a new end
+                                       of the tape */
     t->ag->accumulate->leaf = NULL;
     t->ag->accumulate = NULL;
   }
@@ -197,10 +209,11 @@ static int tensor_newindex(lua_State *L) {
   if (!strcmp(key, "grad")) return set_grad(S, L, t);
   if (!strcmp(key, "data")) return set_data(S, L, t);
   if (!strcmp(key, "requires_grad")) return set_requires_grad(S, L, t, lua_toboolean(L, 3));
-  return bind_error(L, "a tensor has no field '%s' to set; data, grad and requires_grad can be set", key);
+  return bind_error(L, "a tensor has no field '%s' to set; data, grad and requires_grad can be set",
+                    key);
 }
 
-/* -- Methods ----------------------------------------------------------------------------------------------------------------------- */
+/* -- Methods ----------------------------------------------------------------------------------- */
 
 static Tensor *self(lua_State *L, const char *name) {
   return bind_check_tensor(bind_state(L), L, 1, name, "the first argument");
@@ -222,7 +235,8 @@ static int method_requires_grad_(lua_State *L) {
 
 static int method_retain_grad(lua_State *L) {
   Tensor *t = self(L, "retain_grad");
-  if (!tensor_requires_grad(t)) return bind_error(L, "retain_grad: the tensor does not require a gradient");
+  if (!tensor_requires_grad(t))
+    return bind_error(L, "retain_grad: the tensor does not require a gradient");
   if (tape_retain_grad(bind_state(L)->E, t)) return bind_raise(L);
   lua_settop(L, 1);
   return 1;
@@ -269,7 +283,9 @@ static int method_storage_offset(lua_State *L) {
 static int method_is_contiguous(lua_State *L) {
   Tensor *t = self(L, "is_contiguous");
   const char *format = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "contiguous";
-  lua_pushboolean(L, !strcmp(format, "channels_last") ? shape_is_channels_last(t->m.ndim, t->m.shape, t->m.stride) : meta_is_contiguous(&t->m));
+  lua_pushboolean(L, !strcmp(format, "channels_last")
+                         ? shape_is_channels_last(t->m.ndim, t->m.shape, t->m.stride)
+                         : meta_is_contiguous(&t->m));
   return 1;
 }
 
@@ -283,10 +299,12 @@ static int method_element_size(lua_State *L) {
   return 1;
 }
 
-/* The address of the first element, for hosts and FFI: valid while the tensor lives and is not freed. */
+/* The address of the first element, for hosts and FFI: valid while the tensor lives and is not
+ * freed. */
 static int method_data_ptr(lua_State *L) {
   Tensor *t = self(L, "data_ptr");
-  if (!t->storage || !tensor_has_data(t)) return bind_error(L, "data_ptr: the tensor has no memory");
+  if (!t->storage || !tensor_has_data(t))
+    return bind_error(L, "data_ptr: the tensor has no memory");
   lua_pushlightuserdata(L, tensor_data(t));
   return 1;
 }
@@ -298,10 +316,12 @@ static int method_is_set_to(lua_State *L) {
   return 1;
 }
 
-/* mf.rows(ids, values, n): a row-sparse tensor of n rows, of which only those at ids are not zero. */
+/* mf.rows(ids, values, n): a row-sparse tensor of n rows, of which only those at ids are not zero.
+ */
 static int new_rows(lua_State *L) {
   State *S = bind_state(L);
-  Tensor *ids = bind_check_tensor(S, L, 1, "rows", "ids"), *values = bind_check_tensor(S, L, 2, "rows", "values");
+  Tensor *ids = bind_check_tensor(S, L, 1, "rows", "ids"),
+         *values = bind_check_tensor(S, L, 2, "rows", "values");
   int64_t n;
   if (bind_read_int(L, 3, "rows", "n", &n)) return bind_raise(L);
   Tensor *t = sparse_new(ids, values, n);
@@ -375,7 +395,7 @@ static int is_tensor(lua_State *L) {
   return 1;
 }
 
-/* -- Opening ------------------------------------------------------------------------------------------------------------------------- */
+/* -- Opening ----------------------------------------------------------------------------------- */
 
 void bind_function(State *S, lua_State *L, const char *name, lua_CFunction f) {
   lua_pushlightuserdata(L, S);
@@ -400,11 +420,24 @@ static void open_dtypes(State *S, lua_State *L) {
 }
 
 void bind_open_tensor(State *S, lua_State *L) {
-  static const luaL_Reg methods[] = {
-    {"detach", method_detach}, {"requires_grad_", method_requires_grad_}, {"retain_grad", method_retain_grad}, {"numel", method_numel},
-    {"dim", method_dim}, {"size", method_size}, {"stride", method_stride}, {"storage_offset", method_storage_offset},
-    {"is_contiguous", method_is_contiguous}, {"is_floating_point", method_is_floating_point}, {"element_size", method_element_size},
-    {"to_dense", method_to_dense}, {"coalesce", method_coalesce}, {"zero_", method_zero_}, {"data_ptr", method_data_ptr}, {"is_set_to", method_is_set_to}, {"free", method_free}, {NULL, NULL}};
+  static const luaL_Reg methods[] = {{"detach", method_detach},
+                                     {"requires_grad_", method_requires_grad_},
+                                     {"retain_grad", method_retain_grad},
+                                     {"numel", method_numel},
+                                     {"dim", method_dim},
+                                     {"size", method_size},
+                                     {"stride", method_stride},
+                                     {"storage_offset", method_storage_offset},
+                                     {"is_contiguous", method_is_contiguous},
+                                     {"is_floating_point", method_is_floating_point},
+                                     {"element_size", method_element_size},
+                                     {"to_dense", method_to_dense},
+                                     {"coalesce", method_coalesce},
+                                     {"zero_", method_zero_},
+                                     {"data_ptr", method_data_ptr},
+                                     {"is_set_to", method_is_set_to},
+                                     {"free", method_free},
+                                     {NULL, NULL}};
   open_dtypes(S, L);
   lua_newtable(L);
   bind_function(S, L, "__tostring", shape_tostring);
@@ -415,7 +448,8 @@ void bind_open_tensor(State *S, lua_State *L) {
   lua_pushvalue(L, -1);
   S->methods = luaL_ref(L, LUA_REGISTRYINDEX);
   lua_pushvalue(L, -1);
-  lua_setfield(L, -3, "Tensor"); /* mf.Tensor: the table of methods, to which composed ops are added */
+  lua_setfield(L, -3,
+               "Tensor"); /* mf.Tensor: the table of methods, to which composed ops are added */
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
   lua_pushlightuserdata(L, S);
   lua_pushvalue(L, -3);

@@ -1,4 +1,5 @@
-/* A context: everything that several Lua states and threads of one host share. No globals hang beside it. */
+/* A context: everything that several Lua states and threads of one host share. No globals hang
+ * beside it. */
 #ifndef MF_CONTEXT_H
 #define MF_CONTEXT_H
 #include <stdatomic.h>
@@ -11,12 +12,14 @@ enum { CONTEXT_DEVICE_TYPES = 3 };
 
 struct Context {
   atomic_int refs;
-  atomic_bool interrupted;          /* set from a signal handler; tested by the dispatcher, cleared by who reports it */
-  int isa;                          /* which of the op tables suits this CPU; see op.h */
+  atomic_bool interrupted; /* set from a signal handler; tested by the dispatcher, cleared by who
+                              reports it */
+  int isa;                 /* which of the op tables suits this CPU; see op.h */
   Device *devices[CONTEXT_DEVICE_TYPES]; /* by DeviceType, device 0; NULL where there is none */
 };
 
-/* NULL when out of memory. Counted: the last release destroys it with its devices; tensors must be gone by then. */
+/* NULL when out of memory. Counted: the last release destroys it with its devices; tensors must be
+ * gone by then. */
 Context *context_create(void);
 void context_retain(Context *c);
 void context_release(Context *c);

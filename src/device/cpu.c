@@ -1,10 +1,12 @@
-/* The cpu device: a caching allocator over the C library, streams on which work is done when the launch returns, and the
- * meta device, which has shapes and no data.
+/* The cpu device: a caching allocator over the C library, streams on which work is done when the
+ * launch returns, and the meta device, which has shapes and no data.
  *
- * The allocator. Requests are rounded up to a size class (four classes an octave from 1 KiB on) and freed blocks wait in a list per
- * class: a training step asks for the same sizes again and again, and giving large blocks back to the kernel costs a page
- * fault for every 4 KiB on the next use. What waits is bounded: when a request would go over the limit, or the C library has no more,
- * the cache is emptied first. One lock a device; a block is found or kept in a few dozen nanoseconds. */
+ * The allocator. Requests are rounded up to a size class (four classes an octave from 1 KiB on) and
+ * freed blocks wait in a list per class: a training step asks for the same sizes again and again,
+ * and giving large blocks back to the kernel costs a page fault for every 4 KiB on the next use.
+ * What waits is bounded: when a request would go over the limit, or the C library has no more, the
+ * cache is emptied first. One lock a device; a block is found or kept in a few dozen nanoseconds.
+ */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +60,8 @@ static void *system_alloc(size_t bytes) {
   void *p = NULL;
   size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGN;
   if (posix_memalign(&p, align, bytes)) return NULL;
-  if (bytes >= HUGE_PAGE) madvise(p, bytes & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint; refusal does no harm */
+  if (bytes >= HUGE_PAGE)
+    madvise(p, bytes & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint; refusal does no harm */
   return p;
 }
 
@@ -78,7 +81,8 @@ static void *cpu_alloc(Device *d, size_t bytes, Stream *s) {
     c->free_blocks[k] = b->next;
     c->stats.cached -= size;
   } else {
-    if (c->stats.limit && c->stats.in_use + c->stats.cached + size > c->stats.limit) cache_empty_locked(c);
+    if (c->stats.limit && c->stats.in_use + c->stats.cached + size > c->stats.limit)
+      cache_empty_locked(c);
     b = system_alloc(size);
     if (!b) {
       cache_empty_locked(c);
@@ -171,21 +175,39 @@ static void *meta_alloc(Device *d, size_t bytes, Stream *s) {
 }
 
 static const DeviceApi cpu_api = {
-  .name = "cpu", .has_data = true,
-  .alloc = cpu_alloc, .release = cpu_release, .empty_cache = cpu_empty_cache, .copy = cpu_copy,
-  .stream_create = host_stream_create, .stream_destroy = host_stream_destroy, .stream_synchronize = host_stream_synchronize,
-  .event_create = host_event_create, .event_destroy = host_event_destroy, .event_record = host_event_order,
-  .event_wait = host_event_order, .event_done = host_event_done,
-  .destroy = host_destroy,
+    .name = "cpu",
+    .has_data = true,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .empty_cache = cpu_empty_cache,
+    .copy = cpu_copy,
+    .stream_create = host_stream_create,
+    .stream_destroy = host_stream_destroy,
+    .stream_synchronize = host_stream_synchronize,
+    .event_create = host_event_create,
+    .event_destroy = host_event_destroy,
+    .event_record = host_event_order,
+    .event_wait = host_event_order,
+    .event_done = host_event_done,
+    .destroy = host_destroy,
 };
 
 static const DeviceApi meta_api = {
-  .name = "meta", .has_data = false,
-  .alloc = meta_alloc, .release = cpu_release, .empty_cache = cpu_empty_cache, .copy = cpu_copy,
-  .stream_create = host_stream_create, .stream_destroy = host_stream_destroy, .stream_synchronize = host_stream_synchronize,
-  .event_create = host_event_create, .event_destroy = host_event_destroy, .event_record = host_event_order,
-  .event_wait = host_event_order, .event_done = host_event_done,
-  .destroy = host_destroy,
+    .name = "meta",
+    .has_data = false,
+    .alloc = meta_alloc,
+    .release = cpu_release,
+    .empty_cache = cpu_empty_cache,
+    .copy = cpu_copy,
+    .stream_create = host_stream_create,
+    .stream_destroy = host_stream_destroy,
+    .stream_synchronize = host_stream_synchronize,
+    .event_create = host_event_create,
+    .event_destroy = host_event_destroy,
+    .event_record = host_event_order,
+    .event_wait = host_event_order,
+    .event_done = host_event_done,
+    .destroy = host_destroy,
 };
 
 static Device *host_create(Context *context, const DeviceApi *api, int type) {

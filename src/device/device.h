@@ -1,8 +1,10 @@
-/* A device: memory, streams and events behind a table of functions. Members: cpu, meta (shapes only, no data).
+/* A device: memory, streams and events behind a table of functions. Members: cpu, meta (shapes
+ * only, no data).
  *
- * A Device belongs to one context and may be used from any thread. Work is launched on a Stream; on the cpu it is done when the
- * launch returns, elsewhere later. Memory freed on one stream is reused by that stream's later work; use on another stream
- * must be recorded (`storage_use`), which makes the memory wait for an event there. */
+ * A Device belongs to one context and may be used from any thread. Work is launched on a Stream; on
+ * the cpu it is done when the launch returns, elsewhere later. Memory freed on one stream is reused
+ * by that stream's later work; use on another stream must be recorded (`storage_use`), which makes
+ * the memory wait for an event there. */
 #ifndef MF_DEVICE_H
 #define MF_DEVICE_H
 #include <stdbool.h>
@@ -17,7 +19,8 @@ typedef struct Event Event;
 typedef struct DeviceApi {
   const char *name; /* "cpu", "meta", ... */
   bool has_data;    /* false: tensors have no memory and kernels are not run */
-  /* Memory aligned to 64 bytes, NULL when there is none (never for 0 bytes asked: then any non-NULL value). */
+  /* Memory aligned to 64 bytes, NULL when there is none (never for 0 bytes asked: then any non-NULL
+   * value). */
   void *(*alloc)(Device *, size_t bytes, Stream *);
   void (*release)(Device *, void *p, size_t bytes, Stream *);
   void (*empty_cache)(Device *);
@@ -54,15 +57,17 @@ struct Event {
   Device *device;
 };
 
-/* Memory that a kernel may use until it returns; contents undefined; aligned to 64. NULL when there is none. One block a stream. */
+/* Memory that a kernel may use until it returns; contents undefined; aligned to 64. NULL when there
+ * is none. One block a stream. */
 void *stream_scratch(Stream *s, size_t bytes);
 
 DeviceStats device_stats(Device *d);
 void device_set_limit(Device *d, size_t bytes);
 void device_reset_peak(Device *d);
 
-/* A library's own state on a device (a cache of primitives, a handle), made on first use and destroyed with the device. `key` is the address of
- * a static object of the caller. Thread safe. NULL when `create` returned NULL. */
+/* A library's own state on a device (a cache of primitives, a handle), made on first use and
+ * destroyed with the device. `key` is the address of a static object of the caller. Thread safe.
+ * NULL when `create` returned NULL. */
 void *device_attach(Device *d, const void *key, void *(*create)(void), void (*destroy)(void *));
 
 /* The members. */

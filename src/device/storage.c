@@ -44,7 +44,8 @@ int storage_explain(Device *d, size_t bytes) {
   DeviceStats m = device_stats(d);
   char limit[40] = "none";
   if (m.limit) snprintf(limit, sizeof limit, "%zu", m.limit);
-  return err_set(MF_ENOMEM, "out of memory on %s: requested %zu bytes, in use %zu, cached %zu, limit %s",
+  return err_set(MF_ENOMEM,
+                 "out of memory on %s: requested %zu bytes, in use %zu, cached %zu, limit %s",
                  d->api->name, bytes, m.in_use, m.cached, limit);
 }
 
@@ -68,5 +69,6 @@ void storage_release(Storage *s) {
   if (!only && atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
   storage_close(s);
   unsigned char living = (unsigned char)~STORAGE_USERS;
-  if (atomic_fetch_and_explicit(&s->living, living, memory_order_acq_rel) == STORAGE_USERS) mem_free(s);
+  if (atomic_fetch_and_explicit(&s->living, living, memory_order_acq_rel) == STORAGE_USERS)
+    mem_free(s);
 }

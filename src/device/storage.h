@@ -14,13 +14,13 @@
 
 typedef struct Storage {
   atomic_int refs;
-  atomic_uint version;          /* counts writes, for the tape */
-  _Atomic uint16_t writer;      /* who wrote last, as storage_written was told; 0: nobody */
-  atomic_bool freed;            /* by the user; `data` is NULL then */
-  atomic_uchar living;          /* StorageLife: what of the block is in use */
-  bool inside;                  /* data lies in the block */
+  atomic_uint version;     /* counts writes, for the tape */
+  _Atomic uint16_t writer; /* who wrote last, as storage_written was told; 0: nobody */
+  atomic_bool freed;       /* by the user; `data` is NULL then */
+  atomic_uchar living;     /* StorageLife: what of the block is in use */
+  bool inside;             /* data lies in the block */
   Device *device;
-  Stream *stream;               /* on which it was made; NULL: memory of somebody else */
+  Stream *stream; /* on which it was made; NULL: memory of somebody else */
   void *data;
   size_t bytes;
   void (*foreign_release)(void *owner); /* for memory of somebody else */
@@ -36,8 +36,10 @@ enum { STORAGE_ALIGN = 64 };
  * then writes the error. The first count belongs to the caller. */
 bool storage_open(Storage *s, Device *d, size_t bytes, size_t room, Stream *stream);
 /* Memory of somebody else; release(owner) is called once when the last user is gone. */
-void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void (*release)(void *), void *owner);
-/* "out of memory: requested ..., in use ..., cached ..., limit ..." as err_set; returns MF_ENOMEM. */
+void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void (*release)(void *),
+                          void *owner);
+/* "out of memory: requested ..., in use ..., cached ..., limit ..." as err_set; returns MF_ENOMEM.
+ */
 int storage_explain(Device *d, size_t bytes);
 void storage_release(Storage *s);
 /* Gives the memory back now; later use of any view is an error. */

@@ -1,6 +1,6 @@
-/* The backward pass: nodes are taken from a heap, highest number first, so that a node is taken when
- * all its consumers have given their part; its gradient lines run; what they return goes to the
- * nodes of its inputs. Leaves have number 0 and come last.
+/* The backward pass: nodes are taken from a heap, highest number first, so that a node is taken
+ * when all its consumers have given their part; its gradient lines run; what they return goes to
+ * the nodes of its inputs. Leaves have number 0 and come last.
  *
  * With `inputs` (mf.grad) only nodes on a path to one of them are run, and their gradients are
  * handed out instead of accumulated.
@@ -18,16 +18,17 @@
 #include "vec.h"
 
 typedef struct Visit {
-  Node *node;      /* counted */
-  uint64_t pass;   /* what the node carried before */
+  Node *node;    /* counted */
+  uint64_t pass; /* what the node carried before */
   int place;
   bool needed, queued, done;
-  Tensor *one, **g; /* gradients of its outputs so far, counted; NULL: none. `g` for several outputs */
+  Tensor *one,
+      **g; /* gradients of its outputs so far, counted; NULL: none. `g` for several outputs */
 } Visit;
 
 typedef struct PassSpace {
   VEC(Visit) visits;
-  VEC(int) heap;            /* of visits, by seq */
+  VEC(int) heap; /* of visits, by seq */
 } PassSpace;
 
 typedef struct Pass {
@@ -36,7 +37,7 @@ typedef struct Pass {
   PassSpace *space;
   const Backward *b;
   bool selective;
-  Edge *targets;            /* selective: the edges whose gradients are wanted */
+  Edge *targets; /* selective: the edges whose gradients are wanted */
 } Pass;
 
 enum { SPARE_VISITS = 1024, SMALL_EDGES = 8, SMALL_NODE = 16 };
@@ -99,7 +100,8 @@ static int visit_of(Pass *p, Node *n) {
 
 /* Whether nobody else sees g, so that it may be written. */
 static bool is_own(const Tensor *g) {
-  return g->refs == 1 && g->storage && atomic_load_explicit(&g->storage->refs, memory_order_acquire) == 1;
+  return g->refs == 1 && g->storage &&
+         atomic_load_explicit(&g->storage->refs, memory_order_acquire) == 1;
 }
 
 /* *sum += g; takes g's count. */
@@ -135,7 +137,8 @@ static int route(Pass *p, const Edge *edge, Tensor *g) {
     return 0;
   }
   Visit *v = visit_at(p, at);
-  MF_ASSERT(!v->done, "backward: %s was run before its gradient was whole", tape_node_name(v->node));
+  MF_ASSERT(!v->done, "backward: %s was run before its gradient was whole",
+            tape_node_name(v->node));
   if (!v->queued && !(v->queued = heap_push(p->space, at))) {
     tensor_release(g);
     return no_memory();
@@ -196,7 +199,8 @@ static int run_node(Pass *p, Node *n, Tensor *const *gout) {
 /* Whether g can become t's gradient without a copy: nobody else sees it, and it lies as t does. */
 static bool can_steal(const Tensor *t, const Tensor *g) {
   if (tensor_is_rows(g)) return true;
-  return is_own(g) && shape_equal(t->m.ndim, t->m.stride, g->m.ndim, g->m.stride) && (!g->ag || !g->ag->base);
+  return is_own(g) && shape_equal(t->m.ndim, t->m.stride, g->m.ndim, g->m.stride) &&
+         (!g->ag || !g->ag->base);
 }
 
 int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
@@ -208,7 +212,8 @@ int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
     return ag->grad ? 0 : MF_ENOMEM;
   }
   if (!create_graph && ag->grad->storage && !tensor_requires_grad(ag->grad))
-    return g->storage ? eager_op_into(E, OP_add, 2, (Tensor *[]){ag->grad, g}, NULL) : sparse_add_into(E, ag->grad, g);
+    return g->storage ? eager_op_into(E, OP_add, 2, (Tensor *[]){ag->grad, g}, NULL)
+                      : sparse_add_into(E, ag->grad, g);
   Tensor *sum = sparse_add(E, ag->grad, g);
   if (!sum) return MF_EINVAL;
   tensor_release(ag->grad);
@@ -346,12 +351,15 @@ static int root(Pass *p, int k, Edge *edge) {
   int rc = tape_edge(p->E, output, edge);
   if (rc) return rc;
   if (!edge->node)
-    return err_set(MF_EINVAL, "backward: the tensor does not require a gradient and was not made from any that does");
+    return err_set(
+        MF_EINVAL,
+        "backward: the tensor does not require a gradient and was not made from any that does");
   if (!given && meta_numel(&output->m) != 1)
-    return err_set(MF_EINVAL,
-                   "backward: a tensor of shape %s needs a gradient of that shape; only one element has the "
-                   "gradient 1 by itself",
-                   shape_text(output->m.ndim, output->m.shape, shape));
+    return err_set(
+        MF_EINVAL,
+        "backward: a tensor of shape %s needs a gradient of that shape; only one element has the "
+        "gradient 1 by itself",
+        shape_text(output->m.ndim, output->m.shape, shape));
   if (given && !tensor_same_shape(given, output))
     return err_set(MF_EINVAL, "backward: the gradient given has not the shape %s of the tensor",
                    shape_text(output->m.ndim, output->m.shape, shape));
@@ -418,7 +426,11 @@ int tape_backward(Eager *E, const Backward *b) {
   int n = b->n_out + b->n_in;
   if (n > SMALL_EDGES && !(edges = mem_alloc(sizeof *edges * (size_t)n))) return no_memory();
   for (int k = 0; k < n; k++) edges[k].node = NULL;
-  Pass p = {.E = E, .id = ++E->passes, .space = take_space(E), .b = b, .selective = b->n_in > 0,
+  Pass p = {.E = E,
+            .id = ++E->passes,
+            .space = take_space(E),
+            .b = b,
+            .selective = b->n_in > 0,
             .targets = edges + b->n_out};
   bool enabled = E->grad_enabled, retaining = E->retaining;
   E->grad_enabled = b->create_graph;

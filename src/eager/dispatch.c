@@ -1,7 +1,7 @@
-/* The dispatcher: one checked call at a time. eager_run infers the outputs, makes them, launches the
- * kernel and has the tape record the call. A call writes in three ways: into new outputs; into its
- * first input (`into`, the NAME_ forms); into mutated inputs (Tensor! in the signature). The last two
- * are prepared by write.c and count a version of the storage. */
+/* The dispatcher: one checked call at a time. eager_run infers the outputs, makes them, launches
+ * the kernel and has the tape record the call. A call writes in three ways: into new outputs; into
+ * its first input (`into`, the NAME_ forms); into mutated inputs (Tensor! in the signature). The
+ * last two are prepared by write.c and count a version of the storage. */
 #include <string.h>
 
 #include "call_int.h"
@@ -19,7 +19,8 @@ static const char *device_name(Eager *E, int type) {
 
 static int freed_input(EagerCall *c, int k) {
   char name[64];
-  return err_set(MF_EFREED, "%s: %s was freed", c->op->name, call_input_name(c, k, name, sizeof name));
+  return err_set(MF_EFREED, "%s: %s was freed", c->op->name,
+                 call_input_name(c, k, name, sizeof name));
 }
 
 /* Inputs must be alive and on one device, but for 0-d ones on the cpu. *tracked: one requires a
@@ -36,7 +37,8 @@ static int check_inputs(Eager *E, EagerCall *c, bool *tracked, bool *rows) {
     }
     if (storage_is_freed(t->storage)) return freed_input(c, k);
     if (t->m.device == device || t->m.number) continue;
-    if (t->m.ndim == 0 && t->m.device == DEVICE_CPU && device != -1 && device != DEVICE_META) continue;
+    if (t->m.ndim == 0 && t->m.device == DEVICE_CPU && device != -1 && device != DEVICE_META)
+      continue;
     if (device != -1)
       return err_set(MF_EINVAL, "%s: tensors are on %s and %s; move one with :to()", c->op->name,
                      device_name(E, device), device_name(E, t->m.device));
@@ -106,7 +108,11 @@ static int ask(Eager *E, EagerCall *c, const View *views) {
     return err_set(MF_ENOMEM, "%s: out of memory", c->op->name);
   for (int k = 0; k < c->n_in; k++) metas[k] = c->in[k] ? &c->in[k]->m : NULL;
   Asking asking;
-  asking.infer = (Infer){.op = c->op, .args = c->args, .in = metas, .n_in = c->n_in, .views = views,
+  asking.infer = (Infer){.op = c->op,
+                         .args = c->args,
+                         .in = metas,
+                         .n_in = c->n_in,
+                         .views = views,
                          .add = add_output};
   asking.E = E;
   asking.call = c;
@@ -165,11 +171,17 @@ static int launch(Eager *E, EagerCall *c) {
     return err_set(MF_ENOMEM, "%s: out of memory", c->op->name);
   for (int k = 0; k < c->n_in; k++) fill_view(&views[k], c->in[k]);
   for (int k = 0; k < c->n_out; k++) fill_view(&views[c->n_in + k], c->out[k]);
-  OpCall call = {.op = c->op, .args = c->args, .in = views, .out = views + c->n_in,
-                 .n_in = c->n_in, .n_out = c->n_out, .stream = E->streams[device]};
+  OpCall call = {.op = c->op,
+                 .args = c->args,
+                 .in = views,
+                 .out = views + c->n_in,
+                 .n_in = c->n_in,
+                 .n_out = c->n_out,
+                 .stream = E->streams[device]};
   size_t scratch = spec->scratch ? spec->scratch(&call) : 0;
   int rc = 0;
-  if (scratch && !(call.scratch = stream_scratch(call.stream, scratch))) rc = out_of_scratch(c, scratch);
+  if (scratch && !(call.scratch = stream_scratch(call.stream, scratch)))
+    rc = out_of_scratch(c, scratch);
   if (!rc) rc = spec->cpu(&call);
   if (views != small) mem_free(views);
   return rc;
@@ -239,7 +251,8 @@ int eager_run(Eager *E, EagerCall *c) {
 
 /* -- Calls from C ----------------------------------------------------------------------------- */
 
-static int call_simple(Eager *E, EagerCall *c, int op, int n_in, Tensor *const *in, const void *args) {
+static int call_simple(Eager *E, EagerCall *c, int op, int n_in, Tensor *const *in,
+                       const void *args) {
   union {
     char bytes[OP_MAX_ARGS];
     double align;

@@ -28,7 +28,7 @@ struct Tensor {
   bool blind : 1;      /* a view made while nothing was recorded */
   Eager *E;            /* whose it is */
   Storage *storage;
-  Autograd *ag;        /* NULL: no gradient, no view; see tape.h */
+  Autograd *ag;                 /* NULL: no gradient, no view; see tape.h */
   Tensor *row_ids, *row_values; /* int64 [n], [n, ...] */
   Meta m;
 };
@@ -76,13 +76,13 @@ int tensor_item(const Tensor *t, double *f, int64_t *i);
 /* A call as the dispatcher takes it. Outputs belong to the caller afterwards. */
 typedef struct EagerCall {
   const Op *op;
-  Tensor *const *in;  /* flattened; NULL: absent */
+  Tensor *const *in; /* flattened; NULL: absent */
   int n_in;
-  void *args;         /* struct NAME_args, may be normalised in place */
-  Tensor *into;       /* NAME_: the first input, which takes the result; else NULL */
-  bool recorded;      /* the dispatcher's answer: the tape has a node for it */
+  void *args;    /* struct NAME_args, may be normalised in place */
+  Tensor *into;  /* NAME_: the first input, which takes the result; else NULL */
+  bool recorded; /* the dispatcher's answer: the tape has a node for it */
   int n_out, cap_out;
-  Tensor *original;   /* what the written tensor was, where the gradient needs it; internal */
+  Tensor *original; /* what the written tensor was, where the gradient needs it; internal */
   Tensor **out, *small[4];
 } EagerCall;
 
@@ -90,7 +90,7 @@ typedef struct EagerCall {
 typedef int Interpreter(Eager *E, EagerCall *call);
 
 typedef struct Generator {
-  uint64_t seed, next;  /* the stream number of the next random op */
+  uint64_t seed, next; /* the stream number of the next random op */
 } Generator;
 
 /* What an owner above adds, bind for one; every function gets `ud`, and none may be called while
@@ -120,22 +120,22 @@ struct Eager {
   Interpreter *interpreter;
   void *interpreter_ud;
   bool grad_enabled, anomaly;
-  bool retaining;         /* the backward pass that runs leaves the graph for another */
-  bool closed;            /* destroyed, but tensors are left */
-  bool freeing;           /* tape_node_release is at work */
-  int isa;                /* index into Op.spec */
-  int64_t tensors;        /* how many there are */
-  int64_t charged;        /* bytes of storages made and not yet paid to the owner's collector */
-  uint64_t next_seq;      /* of the next node */
-  uint64_t passes;        /* how many backward passes there were */
-  void *spare_pass;       /* of backward.c: space for the next one */
-  Node *free_list;        /* nodes to be freed by the loop that runs; see tape_node_release */
-  Pool pool;              /* tensors, autograd records, nodes */
+  bool retaining;    /* the backward pass that runs leaves the graph for another */
+  bool closed;       /* destroyed, but tensors are left */
+  bool freeing;      /* tape_node_release is at work */
+  int isa;           /* index into Op.spec */
+  int64_t tensors;   /* how many there are */
+  int64_t charged;   /* bytes of storages made and not yet paid to the owner's collector */
+  uint64_t next_seq; /* of the next node */
+  uint64_t passes;   /* how many backward passes there were */
+  void *spare_pass;  /* of backward.c: space for the next one */
+  Node *free_list;   /* nodes to be freed by the loop that runs; see tape_node_release */
+  Pool pool;         /* tensors, autograd records, nodes */
   Generator generator;
   EagerOwner owner;
 };
 
-void eager_free(Eager *E); /* of eager_destroy and the last tensor */
+void eager_free(Eager *E);             /* of eager_destroy and the last tensor */
 Eager *eager_create(Context *context); /* NULL when out of memory */
 /* Its memory goes back when its last tensor is gone. */
 void eager_destroy(Eager *E);

@@ -35,18 +35,20 @@ int tape_check_saved(Eager *E, const char *name, uint64_t where, Storage *s, uin
     return err_set(MF_EFREED, "backward: a tensor that %s%s needs for its gradient was freed", name,
                    where_text(E, where, place, sizeof place));
   if (storage_version(s) == version) return 0;
-  return err_set(MF_EVERSION,
-                 "backward: a tensor that %s%s needs for its gradient was changed in place since by %s "
-                 "(version %u, was %u); clone it before the change",
-                 name, where_text(E, where, place, sizeof place), writer_name(s, writer, sizeof writer),
-                 storage_version(s), version);
+  return err_set(
+      MF_EVERSION,
+      "backward: a tensor that %s%s needs for its gradient was changed in place since by %s "
+      "(version %u, was %u); clone it before the change",
+      name, where_text(E, where, place, sizeof place), writer_name(s, writer, sizeof writer),
+      storage_version(s), version);
 }
 
 static int check_saved(const Node *n) {
   int rc = 0;
   for (int k = 0; k < n->n_in + n->n_out && !rc; k++) {
     const Saved *s = &n->saved[k];
-    if (s->t && s->t->storage) rc = tape_check_saved(n->E, tape_node_name(n), n->where, s->t->storage, s->version);
+    if (s->t && s->t->storage)
+      rc = tape_check_saved(n->E, tape_node_name(n), n->where, s->t->storage, s->version);
   }
   return rc;
 }
@@ -65,7 +67,8 @@ int tape_run_op(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor
   int rc = check_saved(n);
   for (int k = 0; k < n->n_in; k++)
     if (need[k]) wanted |= 1u << (op->n_lists ? op_param_of_input(op, n->args, k) : k);
-  if (!rc && !E->owner.gradient) rc = err_set(MF_EUNSUPPORTED, "backward: gradients need a Lua state");
+  if (!rc && !E->owner.gradient)
+    rc = err_set(MF_EUNSUPPORTED, "backward: gradients need a Lua state");
   for (int i = 0; i < op->n_grads && !rc; i++) {
     if (!(op->grads[i].serves & wanted)) continue;
     served |= op->grads[i].serves;
@@ -77,7 +80,8 @@ int tape_run_op(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor
 }
 
 static int run_function(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin) {
-  if (!E->owner.function) return err_set(MF_EUNSUPPORTED, "backward: a function's gradient needs a Lua state");
+  if (!E->owner.function)
+    return err_set(MF_EUNSUPPORTED, "backward: a function's gradient needs a Lua state");
   return E->owner.function(E->owner.ud, n, gout, need, gin);
 }
 
@@ -92,8 +96,10 @@ Tensor *tape_zeros(Eager *E, const GradMeta *m) {
 static int wrong_shape(const Node *n, int k, const Tensor *g) {
   char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
   const GradMeta *m = &n->in_meta[k];
-  return err_set(MF_EINVAL, "backward: the gradient of input %d of %s has shape %s, the input has %s", k + 1,
-                 tape_node_name(n), shape_text(g->m.ndim, g->m.shape, have), shape_text(m->ndim, m->shape, want));
+  return err_set(MF_EINVAL,
+                 "backward: the gradient of input %d of %s has shape %s, the input has %s", k + 1,
+                 tape_node_name(n), shape_text(g->m.ndim, g->m.shape, have),
+                 shape_text(m->ndim, m->shape, want));
 }
 
 /* Whether a tensor of shape m broadcasts to g's. */
@@ -101,7 +107,8 @@ static bool broadcasts_to(const GradMeta *m, const Tensor *g) {
   int ndim = g->m.ndim;
   int64_t shape[MF_MAX_DIMS];
   memcpy(shape, g->m.shape, sizeof(int64_t) * (size_t)ndim);
-  return shape_broadcast(&ndim, shape, m->ndim, m->shape) && shape_equal(ndim, shape, g->m.ndim, g->m.shape);
+  return shape_broadcast(&ndim, shape, m->ndim, m->shape) &&
+         shape_equal(ndim, shape, g->m.ndim, g->m.shape);
 }
 
 static int replace(Tensor **g, Tensor *by) {
@@ -144,17 +151,17 @@ static int check_nan(Eager *E, const Node *n, Tensor **gin) {
     if (!gin[k] || !has_nan(E, gin[k])) continue;
     const Node *of = n->inner ? n->inner : n;
     const char *input = of->op && !of->op->n_lists ? tensor_param(of->op, k) : "an input";
-    return err_set(MF_EINVAL, "backward: the gradient of %s of %s%s has a NaN", input, tape_node_name(n),
-                   where_text(E, n->where, where, sizeof where));
+    return err_set(MF_EINVAL, "backward: the gradient of %s of %s%s has a NaN", input,
+                   tape_node_name(n), where_text(E, n->where, where, sizeof where));
   }
   return 0;
 }
 
 int tape_run_node(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin) {
-  int rc = n->kind == NODE_OP            ? tape_run_op(E, n, gout, need, gin)
-           : n->kind == NODE_FUNCTION    ? run_function(E, n, gout, need, gin)
-           : n->kind == NODE_VIEW        ? tape_run_view(E, n, gout, gin)
-                                         : tape_run_copy_slices(E, n, gout, need, gin);
+  int rc = n->kind == NODE_OP         ? tape_run_op(E, n, gout, need, gin)
+           : n->kind == NODE_FUNCTION ? run_function(E, n, gout, need, gin)
+           : n->kind == NODE_VIEW     ? tape_run_view(E, n, gout, gin)
+                                      : tape_run_copy_slices(E, n, gout, need, gin);
   for (int k = 0; k < n->n_in && !rc; k++)
     if (gin[k] && need[k]) rc = tape_fit(E, n, k, &gin[k]);
   return rc || !E->anomaly ? rc : check_nan(E, n, gin);

@@ -1,5 +1,6 @@
 /* Row-sparse tensors: see sparse.h. Everything is made of ops on ids and values, so that gradients
  * pass through the values. */
+#include <stdio.h>
 #include <string.h>
 
 #include "op_args.h"
@@ -13,23 +14,26 @@ static int check_ids(const Tensor *ids, int64_t n) {
   for (int64_t i = 0; i < ids->m.shape[0]; i++) {
     int64_t id = ((const int64_t *)(const void *)tensor_data(ids))[i * ids->m.stride[0]];
     if (id < 0 || id >= n)
-      return err_set(MF_EINVAL, "rows: ids[%lld] is %lld; legal are 0 to %lld", (long long)i, (long long)id, (long long)n - 1);
+      return err_set(MF_EINVAL, "rows: ids[%lld] is %lld; legal are 0 to %lld", (long long)i,
+                     (long long)id, (long long)n - 1);
   }
   return 0;
 }
 
 static int check(const Tensor *ids, const Tensor *values, int64_t n) {
   char shape[SHAPE_TEXT_MAX];
-  if (!ids->storage || !values->storage) return err_set(MF_EINVAL, "rows: ids and values must be dense tensors");
+  if (!ids->storage || !values->storage)
+    return err_set(MF_EINVAL, "rows: ids and values must be dense tensors");
   if (storage_is_freed(ids->storage) || storage_is_freed(values->storage))
     return err_set(MF_EFREED, "rows: ids or values were freed");
   if (ids->m.dtype != I64 || ids->m.ndim != 1)
-    return err_set(MF_EINVAL, "rows: ids must be int64 with 1 dim, is %s with shape %s", dtype_name((DType)ids->m.dtype),
-                   shape_text(ids->m.ndim, ids->m.shape, shape));
+    return err_set(MF_EINVAL, "rows: ids must be int64 with 1 dim, is %s with shape %s",
+                   dtype_name((DType)ids->m.dtype), shape_text(ids->m.ndim, ids->m.shape, shape));
   if (values->m.ndim < 1 || values->m.shape[0] != ids->m.shape[0])
-    return err_set(MF_EINVAL, "rows: there are %lld ids, but values have shape %s", (long long)ids->m.shape[0],
-                   shape_text(values->m.ndim, values->m.shape, shape));
-  if (values->m.device != ids->m.device) return err_set(MF_EINVAL, "rows: ids and values are on two devices");
+    return err_set(MF_EINVAL, "rows: there are %lld ids, but values have shape %s",
+                   (long long)ids->m.shape[0], shape_text(values->m.ndim, values->m.shape, shape));
+  if (values->m.device != ids->m.device)
+    return err_set(MF_EINVAL, "rows: ids and values are on two devices");
   if (n < 0) return err_set(MF_EINVAL, "rows: n must not be negative");
   return 0;
 }
@@ -53,7 +57,8 @@ Tensor *sparse_new(Tensor *ids, Tensor *values, int64_t n) {
   int64_t shape[MF_MAX_DIMS];
   memcpy(shape, values->m.shape, sizeof(int64_t) * (size_t)values->m.ndim);
   shape[0] = n;
-  return shape_check("rows", values->m.ndim, shape, (DType)values->m.dtype) ? NULL : make(ids, values, n);
+  return shape_check("rows", values->m.ndim, shape, (DType)values->m.dtype) ? NULL
+                                                                            : make(ids, values, n);
 }
 
 Tensor *sparse_alias(const Tensor *t) {
@@ -79,11 +84,13 @@ static Tensor *add_to_dense(Eager *E, Tensor *dense, const Tensor *rows) {
 }
 
 int sparse_add_into(Eager *E, Tensor *dense, const Tensor *rows) {
-  return eager_op_into(E, OP_index_add, 3, (Tensor *[]){dense, rows->row_ids, rows->row_values}, NULL);
+  return eager_op_into(E, OP_index_add, 3, (Tensor *[]){dense, rows->row_ids, rows->row_values},
+                       NULL);
 }
 
 static Tensor *add_rows(Eager *E, const Tensor *a, const Tensor *b) {
-  Tensor *ids = cat(E, a->row_ids, b->row_ids), *values = ids ? cat(E, a->row_values, b->row_values) : NULL;
+  Tensor *ids = cat(E, a->row_ids, b->row_ids),
+         *values = ids ? cat(E, a->row_values, b->row_values) : NULL;
   Tensor *sum = values ? make(ids, values, a->m.shape[0]) : NULL;
   tensor_release(ids);
   tensor_release(values);
@@ -91,11 +98,12 @@ static Tensor *add_rows(Eager *E, const Tensor *a, const Tensor *b) {
 }
 
 Tensor *sparse_add(Eager *E, Tensor *a, Tensor *b) {
-  if (!tensor_is_rows(a) && !tensor_is_rows(b)) return eager_op(E, OP_add, 2, (Tensor *[]){a, b}, NULL);
+  if (!tensor_is_rows(a) && !tensor_is_rows(b))
+    return eager_op(E, OP_add, 2, (Tensor *[]){a, b}, NULL);
   if (!tensor_same_shape(a, b)) {
     char one[SHAPE_TEXT_MAX], other[SHAPE_TEXT_MAX];
-    err_set(MF_EINVAL, "add: a row-sparse tensor of shape %s does not broadcast to %s", shape_text(a->m.ndim, a->m.shape, one),
-            shape_text(b->m.ndim, b->m.shape, other));
+    err_set(MF_EINVAL, "add: a row-sparse tensor of shape %s does not broadcast to %s",
+            shape_text(a->m.ndim, a->m.shape, one), shape_text(b->m.ndim, b->m.shape, other));
     return NULL;
   }
   if (!tensor_is_rows(a)) return add_to_dense(E, a, b);
@@ -131,10 +139,14 @@ static bool is_coalesced(const Tensor *t) {
 
 Tensor *sparse_coalesce(Eager *E, Tensor *t) {
   if (!tensor_has_data(t->row_ids) || is_coalesced(t)) return tensor_retain(t);
-  EagerCall c = {.op = &op_table[OP_merge_ids], .in = &t->row_ids, .n_in = 1, .args = &(struct merge_ids_args){0}};
+  EagerCall c = {.op = &op_table[OP_merge_ids],
+                 .in = &t->row_ids,
+                 .n_in = 1,
+                 .args = &(struct merge_ids_args){0}};
   if (eager_call(E, &c)) return NULL;
   Tensor *zero = zero_rows(E, t, c.out[0]->m.shape[0]);
-  Tensor *values = zero ? eager_op(E, OP_index_add, 3, (Tensor *[]){zero, c.out[1], t->row_values}, NULL) : NULL;
+  Tensor *values =
+      zero ? eager_op(E, OP_index_add, 3, (Tensor *[]){zero, c.out[1], t->row_values}, NULL) : NULL;
   Tensor *merged = values ? make(c.out[0], values, t->m.shape[0]) : NULL;
   tensor_release(zero);
   tensor_release(values);
@@ -144,7 +156,8 @@ Tensor *sparse_coalesce(Eager *E, Tensor *t) {
 
 int sparse_zero(Eager *E, Tensor *t) {
   static const int64_t none[1] = {0};
-  Tensor *ids = tensor_create(E, I64, 1, none, t->m.device), *values = ids ? zero_rows(E, t, 0) : NULL;
+  Tensor *ids = tensor_create(E, I64, 1, none, t->m.device),
+         *values = ids ? zero_rows(E, t, 0) : NULL;
   if (!values) {
     tensor_release(ids);
     return MF_ENOMEM;
@@ -159,22 +172,31 @@ int sparse_zero(Eager *E, Tensor *t) {
 /* -- Calls ------------------------------------------------------------------------------------ */
 
 static int refuse(const EagerCall *c) {
-  return err_set(MF_EINVAL, "%s: takes no row-sparse tensor; :to_dense() makes it dense", c->op->name);
+  return err_set(MF_EINVAL, "%s: takes no row-sparse tensor; :to_dense() makes it dense",
+                 c->op->name);
 }
 
-/* Whether the op is linear in input k alone: "a" in "a|b". */
-static bool is_linear_in(const EagerCall *c, int k) {
-  char name[64];
-  const char *text = c->op->spec[0]->linear, *shapes = c->op->spec[0]->sbp;
-  if (!text || !shapes || strncmp(shapes, "...", 3)) return false;
-  Infer I = {.op = c->op, .args = c->args};
-  infer_name(&I, k, name, sizeof name);
+/* Whether `linear` lists this alternative: "a" of "a|b". */
+static bool lists(const char *linear, const char *name) {
   size_t n = strlen(name);
-  while (strcspn(text, "|") != n || memcmp(text, name, n)) {
-    text += strcspn(text, "|");
-    if (!*text++) return false;
+  while (strcspn(linear, "|") != n || memcmp(linear, name, n)) {
+    linear += strcspn(linear, "|");
+    if (!*linear++) return false;
   }
   return true;
+}
+
+/* Whether the op works element by element and is linear in input k alone (with_other: in both
+ * inputs at once, as sums are). */
+static bool is_linear_in(const EagerCall *c, int k, bool with_other) {
+  char one[40], other[40], names[90];
+  const OpSpec *spec = c->op->spec[0];
+  if (!spec->linear || !spec->sbp || strncmp(spec->sbp, "...", 3)) return false;
+  Infer I = {.op = c->op, .args = c->args};
+  infer_name(&I, k, one, sizeof one);
+  if (!with_other) return lists(spec->linear, one);
+  snprintf(names, sizeof names, "%s+%s", one, infer_name(&I, 1, other, sizeof other));
+  return lists(spec->linear, names);
 }
 
 static int give(EagerCall *c, Tensor *t) {
@@ -184,45 +206,72 @@ static int give(EagerCall *c, Tensor *t) {
   return 0;
 }
 
-/* Input k is rows, the others are single elements, and zero stays zero: works on the values. */
+/* The op of these inputs; NULL with the error set. */
+static Tensor *call_with(Eager *E, const EagerCall *c, Tensor *a, Tensor *b, Tensor *into) {
+  Tensor *in[2] = {a, b};
+  EagerCall inner = {.op = c->op, .in = in, .n_in = c->n_in, .args = c->args, .into = into};
+  if (eager_call(E, &inner)) return NULL;
+  Tensor *t = tensor_retain(inner.out[0]);
+  eager_call_clear(&inner);
+  return t;
+}
+
+/* Input k is rows, the other, if any, a single element: works on the values. */
 static int call_on_values(Eager *E, EagerCall *c, int k) {
   Tensor *in[2] = {c->in[0], c->n_in > 1 ? c->in[1] : NULL}, *rows = c->in[k];
   in[k] = rows->row_values;
-  EagerCall inner = {.op = c->op, .in = in, .n_in = c->n_in, .args = c->args, .into = c->into ? in[0] : NULL};
-  int rc = eager_call(E, &inner);
-  if (rc) return rc;
-  Tensor *values = tensor_retain(inner.out[0]);
-  eager_call_clear(&inner);
-  if (!c->into) return give(c, with_values(rows, values));
+  Tensor *values = call_with(E, c, in[0], in[1], c->into ? in[0] : NULL);
+  if (!values || !c->into) return give(c, with_values(rows, values));
   tensor_release(values);
   return give(c, tensor_retain(rows));
 }
 
-/* a_ += b, where one is rows. */
-static int call_add_into(Eager *E, EagerCall *c) {
-  Tensor *a = c->in[0], *b = c->in[1];
-  if (!tensor_is_rows(a)) return sparse_add_into(E, a, b) ? MF_EINVAL : give(c, tensor_retain(a));
-  if (!tensor_is_rows(b)) return refuse(c);
-  Tensor *sum = sparse_add(E, a, b);
-  if (!sum) return MF_EINVAL;
+/* What input k alone makes of a sum. */
+static Tensor *part(Eager *E, const EagerCall *c, int k) {
+  Tensor *t = c->in[k], *x = tensor_is_rows(t) ? t->row_values : t, *zero = tensor_number(E, 0);
+  Tensor *y = zero ? call_with(E, c, k ? zero : x, k ? x : zero, NULL) : NULL;
+  tensor_release(zero);
+  return y && tensor_is_rows(t) ? with_values(t, y) : y;
+}
+
+/* a becomes the rows of `sum`. */
+static void take_rows(Tensor *a, const Tensor *sum) {
   Tensor *ids = a->row_ids, *values = a->row_values;
   a->row_ids = tensor_retain(sum->row_ids);
   a->row_values = tensor_retain(sum->row_values);
   tensor_release(ids);
   tensor_release(values);
-  tensor_release(sum);
-  return give(c, tensor_retain(a));
+}
+
+/* A sum or difference: of what either input makes of it. */
+static int call_sum(Eager *E, EagerCall *c) {
+  Tensor *a = part(E, c, 0), *b = a ? part(E, c, 1) : NULL, *into = c->into;
+  Tensor *sum = b && (!into || tensor_is_rows(into)) ? sparse_add(E, a, b) : NULL;
+  int rc = b ? 0 : MF_EINVAL;
+  if (!rc && !into) {
+    rc = give(c, sum);
+  } else if (!rc && !tensor_is_rows(into)) {
+    rc = tensor_same_shape(into, b) ? sparse_add_into(E, into, b) : refuse(c);
+  } else if (!rc) {
+    if (sum && tensor_is_rows(sum)) take_rows(into, sum);
+    else rc = sum ? refuse(c) : MF_EINVAL;
+    tensor_release(sum);
+  }
+  if (!rc && into) rc = give(c, tensor_retain(into));
+  tensor_release(a);
+  tensor_release(b);
+  return rc;
 }
 
 int sparse_call(Eager *E, EagerCall *c) {
   int n_rows = 0, at = 0;
-  bool single = c->n_in <= 2;
+  bool single = true;
   for (int k = 0; k < c->n_in; k++) {
-    if (c->in[k] && tensor_is_rows(c->in[k])) n_rows++, at = k;
-    else single &= c->in[k] && meta_numel(&c->in[k]->m) == 1 && c->in[k]->m.ndim == 0;
+    if (c->n_in > 2 || !c->in[k]) return refuse(c);
+    if (tensor_is_rows(c->in[k])) n_rows++, at = k;
+    else single &= meta_numel(&c->in[k]->m) == 1 && c->in[k]->m.ndim == 0;
   }
-  if (c->op->id == OP_add && ((const struct add_args *)c->args)->alpha == 1)
-    return c->into ? call_add_into(E, c) : give(c, sparse_add(E, c->in[0], c->in[1]));
-  if (n_rows != 1 || !single || !is_linear_in(c, at) || (c->into && at != 0)) return refuse(c);
-  return call_on_values(E, c, at);
+  if (c->n_in == 2 && (n_rows == 2 || !single) && is_linear_in(c, 0, true)) return call_sum(E, c);
+  bool alone = n_rows == 1 && single && is_linear_in(c, at, false);
+  return alone && !(c->into && at) ? call_on_values(E, c, at) : refuse(c);
 }

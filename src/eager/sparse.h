@@ -1,8 +1,8 @@
 /* Row-sparse tensors: the gradient of a table of which a batch looked at a few rows.
  *
  * Of the first dim, n long, only some rows are kept: ids (int64 [k]) say which, values ([k, ...])
- * hold them; all others are zero. Ids may repeat, and such rows add up; `sparse_coalesce` merges them.
- * It is a Tensor without storage, whose meta has the whole shape. */
+ * hold them; all others are zero. Ids may repeat, and such rows add up; `sparse_coalesce` merges
+ * them. It is a Tensor without storage, whose meta has the whole shape. */
 #ifndef MF_SPARSE_H
 #define MF_SPARSE_H
 #include "eager.h"

@@ -16,17 +16,24 @@
 
 /* -- Nodes ------------------------------------------------------------------------------------ */
 
-Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_dims, const void *args) {
+Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_dims,
+                    const void *args) {
   size_t args_size = args ? op->args_size : 0;
   size_t n_saved = kind == NODE_OP ? (size_t)(n_in + n_out) : 0;
-  size_t bytes = sizeof(Node) + sizeof(Edge) * (size_t)n_in + sizeof(GradMeta) * (size_t)(n_in + n_out) +
-                 sizeof(Saved) * n_saved + sizeof(int64_t) * (size_t)n_dims + args_size;
+  size_t bytes = sizeof(Node) + sizeof(Edge) * (size_t)n_in +
+                 sizeof(GradMeta) * (size_t)(n_in + n_out) + sizeof(Saved) * n_saved +
+                 sizeof(int64_t) * (size_t)n_dims + args_size;
   Node *n = pool_take(&E->pool, bytes);
   if (!n) {
     err_set(MF_ENOMEM, "out of memory for the tape");
     return NULL;
   }
-  *n = (Node){.E = E, .refs = 1, .kind = (uint8_t)kind, .bytes = (uint32_t)bytes, .op = op, .n_in = n_in,
+  *n = (Node){.E = E,
+              .refs = 1,
+              .kind = (uint8_t)kind,
+              .bytes = (uint32_t)bytes,
+              .op = op,
+              .n_in = n_in,
               .n_out = n_out};
   n->seq = kind == NODE_ACCUMULATE ? 0 : E->next_seq++;
   if (E->anomaly && E->owner.where) n->where = E->owner.where(E->owner.ud);
@@ -70,7 +77,8 @@ static void node_free(Node *n) {
   pool_give(&n->E->pool, n, n->bytes);
 }
 
-/* Freeing a node releases others; a list in place of recursion, since a chain may be millions long. */
+/* Freeing a node releases others; a list in place of recursion, since a chain may be millions long.
+ */
 void tape_node_release(Node *n) {
   if (!n || --n->refs > 0) return;
   Eager *E = n->E;
@@ -194,7 +202,8 @@ static int param_of(const EagerCall *c, int k) {
 static int save(Saved *s, Tensor *t, bool is_input) {
   Autograd *ag = t->ag;
   s->version = t->storage ? storage_version(t->storage) : 0;
-  if (is_input && ag && ag->requires_grad && !ag->node) { /* a leaf that may not be written: kept as it is */
+  if (is_input && ag && ag->requires_grad &&
+      !ag->node) { /* a leaf that may not be written: kept as it is */
     s->t = tensor_retain(t);
     return 0;
   }
@@ -224,7 +233,8 @@ int tape_keep_original(Eager *E, EagerCall *c) {
     if (c->in[k] && tensor_requires_grad(c->in[k])) needed |= 1u << param_of(c, k);
   reads_of(c->op, needed, &ins, &outs);
   for (int k = 0; k < c->n_in && written; k++) {
-    if (!c->in[k] || c->in[k]->storage != written->storage || !(ins >> param_of(c, k) & 1)) continue;
+    if (!c->in[k] || c->in[k]->storage != written->storage || !(ins >> param_of(c, k) & 1))
+      continue;
     c->original = eager_op(E, OP_clone, 1, &written, NULL);
     return c->original ? 0 : MF_ENOMEM;
   }
@@ -247,7 +257,8 @@ static int save_for_backward(EagerCall *c, Node *n) {
     }
   if (outs)
     for (int k = 0; k < c->n_out && !rc; k++)
-      if (outs >> (c->op->n_outputs < 0 ? 0 : k) & 1) rc = save(&n->saved[n->n_in + k], c->out[k], false);
+      if (outs >> (c->op->n_outputs < 0 ? 0 : k) & 1)
+        rc = save(&n->saved[n->n_in + k], c->out[k], false);
   return rc;
 }
 
@@ -260,7 +271,8 @@ static int record_outputs(Eager *E, EagerCall *c, Node *n) {
     if (c->out[k] == c->into) rc = tape_rebase(E, c->into, n, k);
     else if (dtype_is_float((DType)c->out[k]->m.dtype)) rc = tape_attach(c->out[k], n, k);
   }
-  if (c->n_out == 0 && c->op->n_mutated) { /* NAME_(Tensor! x, ...) -> (): the first mutated input is the output */
+  if (c->n_out == 0 &&
+      c->op->n_mutated) { /* NAME_(Tensor! x, ...) -> (): the first mutated input is the output */
     tape_meta(n, &n->out_meta[0], &c->in[0]->m);
     rc = tape_rebase(E, c->in[0], n, 0);
   }
@@ -302,7 +314,8 @@ int tape_record(Eager *E, EagerCall *c) {
   return rc;
 }
 
-int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tensor *const *out, uint64_t *seq) {
+int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tensor *const *out,
+                         uint64_t *seq) {
   int rc = 0, n_dims = 0;
   bool any = false;
   *seq = 0;

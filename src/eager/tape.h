@@ -6,8 +6,8 @@
 /* What the tape knows of a tensor. A leaf has requires_grad and no node. */
 struct Autograd {
   bool requires_grad, retain_grad;
-  int output;          /* which of the node's outputs */
-  Node *node;          /* made it; counted */
+  int output; /* which of the node's outputs */
+  Node *node; /* made it; counted */
   Tensor *grad;
   Tensor *base;        /* of a view: whose memory it is; counted. Bases are never views */
   uint32_t history;    /* of a base: counts in-place writes recorded; of a view: the base's count
@@ -37,14 +37,14 @@ static inline Tensor *tensor_base(Tensor *t) {
 }
 
 typedef struct Edge {
-  Node *node;          /* counted; NULL: no gradient wanted */
+  Node *node; /* counted; NULL: no gradient wanted */
   int output;
 } Edge;
 
 /* A tensor kept for the backward pass: an alias of its own, so that later in-place writes to the
  * handle change nothing here. Outputs are kept without their node, which would be a circle. */
 typedef struct Saved {
-  Tensor *t;           /* NULL: not kept */
+  Tensor *t; /* NULL: not kept */
   uint32_t version;
 } Saved;
 
@@ -56,7 +56,11 @@ typedef struct GradMeta {
 } GradMeta;
 
 typedef enum NodeKind {
-  NODE_OP, NODE_ACCUMULATE, NODE_COPY_SLICES, NODE_VIEW, NODE_FUNCTION
+  NODE_OP,
+  NODE_ACCUMULATE,
+  NODE_COPY_SLICES,
+  NODE_VIEW,
+  NODE_FUNCTION
 } NodeKind;
 
 /* Where a view lies in its base: the base's strides, and the view's size, strides and offset in
@@ -70,23 +74,23 @@ struct Node {
   Eager *E;
   int refs;
   uint8_t kind;
-  bool released;        /* what it kept was given back after a backward pass */
-  uint32_t bytes;       /* of this block */
+  bool released;  /* what it kept was given back after a backward pass */
+  uint32_t bytes; /* of this block */
   const Op *op;
-  uint64_t seq;         /* consumers have higher numbers than their producers; leaves 0 */
-  uint64_t where;       /* the user's line in anomaly mode, see EagerOwner.where; else 0 */
+  uint64_t seq;   /* consumers have higher numbers than their producers; leaves 0 */
+  uint64_t where; /* the user's line in anomaly mode, see EagerOwner.where; else 0 */
   int n_in, n_out;
-  Edge *next;           /* n_in */
-  GradMeta *in_meta;    /* n_in */
-  GradMeta *out_meta;   /* n_out */
-  Saved *saved;         /* n_in + n_out: inputs, then outputs; NULL for kinds without */
+  Edge *next;         /* n_in */
+  GradMeta *in_meta;  /* n_in */
+  GradMeta *out_meta; /* n_out */
+  Saved *saved;       /* n_in + n_out: inputs, then outputs; NULL for kinds without */
   void *args;
-  int64_t *room;        /* shapes of the metas are put here, one behind the other */
-  Tensor *leaf;         /* NODE_ACCUMULATE: not counted; its record points here and clears this */
-  Tensor *retain;       /* outputs that keep their gradient, by Autograd.retain_next; not counted */
-  Node *inner;          /* NODE_COPY_SLICES: the in-place call on the view; input 0 is the base */
-  Geometry *geometry;   /* NODE_COPY_SLICES, NODE_VIEW */
-  uint64_t pass;        /* the backward pass that visits it now, and where; see backward.c */
+  int64_t *room;      /* shapes of the metas are put here, one behind the other */
+  Tensor *leaf;       /* NODE_ACCUMULATE: not counted; its record points here and clears this */
+  Tensor *retain;     /* outputs that keep their gradient, by Autograd.retain_next; not counted */
+  Node *inner;        /* NODE_COPY_SLICES: the in-place call on the view; input 0 is the base */
+  Geometry *geometry; /* NODE_COPY_SLICES, NODE_VIEW */
+  uint64_t pass;      /* the backward pass that visits it now, and where; see backward.c */
   int place;
   Node *free_next;
 };
@@ -126,7 +130,7 @@ typedef struct Backward {
   Tensor *const *outputs, *const *gout; /* gout NULL, or with NULL entries: ones, for one element */
   int n_in;                             /* 0: accumulate into the leaves */
   Tensor *const *inputs;
-  Tensor **grads;                       /* of the inputs; NULL where there is none */
+  Tensor **grads; /* of the inputs; NULL where there is none */
   bool retain_graph, create_graph;
 } Backward;
 

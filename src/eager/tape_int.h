@@ -6,7 +6,8 @@
 /* -- tape.c ----------------------------------------------------------------------------------- */
 
 /* A node with room for n_dims sizes in its metas; next and saved are empty. */
-Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_dims, const void *args);
+Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_dims,
+                    const void *args);
 /* Fills in a meta of n, with the node's room for the shape. */
 void tape_meta(Node *n, GradMeta *g, const Meta *m);
 static inline Node *tape_node_retain(Node *n) {

@@ -1,9 +1,9 @@
 /* Tensor handles: making, counting, reading one element.
  *
  * A tensor and the storage made for it lie in one block, with room for small data between them, so
- * that a scalar or a bias costs one block from the pool and no call to an allocator. The storage may
- * outlive its tensor (a view is left) or die before it (`t.data = other`); the block goes back when
- * both are gone: to the pool by the tensor, or to the C library by the storage's last user. */
+ * that a scalar or a bias costs one block from the pool and no call to an allocator. The storage
+ * may outlive its tensor (a view is left) or die before it (`t.data = other`); the block goes back
+ * when both are gone: to the pool by the tensor, or to the C library by the storage's last user. */
 #include <string.h>
 
 #include "sparse.h"
@@ -118,7 +118,8 @@ Tensor *tensor_wrap(Eager *E, DType dtype, int ndim, const int64_t *shape, void 
 
 static void copy_meta(Meta *to, const Meta *from) {
   memcpy(to, from, offsetof(Meta, shape));
-  for (int d = 0; d < from->ndim; d++) to->shape[d] = from->shape[d], to->stride[d] = from->stride[d];
+  for (int d = 0; d < from->ndim; d++)
+    to->shape[d] = from->shape[d], to->stride[d] = from->stride[d];
 }
 
 Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m) {
@@ -138,7 +139,8 @@ Tensor *tensor_alias(const Tensor *t) {
 }
 
 Tensor *tensor_number(Eager *E, double value) {
-  bool whole = value >= -9007199254740992.0 && value <= 9007199254740992.0 && value == (double)(int64_t)value;
+  bool whole = value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
+               value == (double)(int64_t)value;
   static const int64_t none[1];
   Tensor *t = tensor_create(E, whole ? I64 : F64, 0, none, DEVICE_CPU);
   if (!t) return NULL;
@@ -150,7 +152,11 @@ Tensor *tensor_number(Eager *E, double value) {
 
 View tensor_view(const Tensor *t) {
   if (!t) return (View){.ndim = -1};
-  View v = {.shape = t->m.shape, .stride = t->m.stride, .ndim = t->m.ndim, .dtype = t->m.dtype, .number = t->m.number};
+  View v = {.shape = t->m.shape,
+            .stride = t->m.stride,
+            .ndim = t->m.ndim,
+            .dtype = t->m.dtype,
+            .number = t->m.number};
   if (t->storage && t->storage->data) v.data = tensor_data(t);
   return v;
 }
@@ -161,7 +167,8 @@ int tensor_item(const Tensor *t, double *f, int64_t *i) {
     return err_set(MF_EINVAL, "item: a tensor of one element is needed, this has shape %s",
                    shape_text(t->m.ndim, t->m.shape, shape));
   if (!t->storage) return err_set(MF_EINVAL, "item: a row-sparse tensor has no single element");
-  if (!tensor_has_data(t)) return err_set(MF_EINVAL, "item: a tensor on the meta device has no data");
+  if (!tensor_has_data(t))
+    return err_set(MF_EINVAL, "item: a tensor on the meta device has no data");
   if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "item: the tensor was freed");
   if (f) *f = dtype_get_f64((DType)t->m.dtype, tensor_data(t));
   if (i) *i = dtype_get_i64((DType)t->m.dtype, tensor_data(t));

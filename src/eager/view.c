@@ -2,8 +2,8 @@
  *
  * A view remembers its base (never itself a view). A recorded write into view v of base b makes a
  * node COPY_SLICES for b, whose first input is what b was and whose `inner` is the op on the view.
- * Every view of b then finds b's count of such writes (`history`) different from its own, and gets a
- * fresh VIEW node over b when it is used next. */
+ * Every view of b then finds b's count of such writes (`history`) different from its own, and gets
+ * a fresh VIEW node over b when it is used next. */
 #include <string.h>
 
 #include "mem.h"
@@ -33,7 +33,8 @@ static void list_set(IntList *list, int n, const int64_t *v) {
 
 static Geometry *geometry(const Tensor *view, const Tensor *base) {
   if (!shape_is_dense(base->m.ndim, base->m.shape, base->m.stride)) {
-    err_set(MF_EUNSUPPORTED, "in-place write with a gradient through a view of memory with gaps; clone it first");
+    err_set(MF_EUNSUPPORTED,
+            "in-place write with a gradient through a view of memory with gaps; clone it first");
     return NULL;
   }
   Geometry *g = mem_alloc(sizeof *g);
@@ -69,7 +70,8 @@ static const char *form(const EagerCall *c) {
 
 static int refuse_leaf(const EagerCall *c, const char *what) {
   return err_set(MF_EINVAL,
-                 "%s%s: %s that requires a gradient is written in place; do it inside mf.no_grad, or on a clone",
+                 "%s%s: %s that requires a gradient is written in place; do it inside mf.no_grad, "
+                 "or on a clone",
                  c->op->name, form(c), what);
 }
 
@@ -82,10 +84,11 @@ int tape_check_inplace(EagerCall *c, Tensor *t) {
   if (is_tracked_leaf(t)) return refuse_leaf(c, "a leaf");
   if (is_tracked_leaf(base)) return refuse_leaf(c, "a view of a leaf");
   if (t->blind && base != t)
-    return err_set(MF_EINVAL,
-                   "%s%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "
-                   "would be lost; make the view outside",
-                   c->op->name, form(c));
+    return err_set(
+        MF_EINVAL,
+        "%s%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "
+        "would be lost; make the view outside",
+        c->op->name, form(c));
   return 0;
 }
 

@@ -16,22 +16,25 @@ static bool self_overlaps(const Tensor *t) {
 }
 
 static bool same_place(const Tensor *a, const Tensor *b) {
-  if (a->storage != b->storage || a->m.offset != b->m.offset || a->m.dtype != b->m.dtype) return false;
+  if (a->storage != b->storage || a->m.offset != b->m.offset || a->m.dtype != b->m.dtype)
+    return false;
   return tensor_same_shape(a, b) && shape_equal(a->m.ndim, a->m.stride, b->m.ndim, b->m.stride);
 }
 
 static int refuse_overlap(const EagerCall *c) {
-  return err_set(MF_EINVAL,
-                 "%s%s: several elements of the tensor share one place in memory (it was expanded); "
-                 "clone it first",
-                 c->op->name, c->into ? "_" : "");
+  return err_set(
+      MF_EINVAL,
+      "%s%s: several elements of the tensor share one place in memory (it was expanded); "
+      "clone it first",
+      c->op->name, c->into ? "_" : "");
 }
 
 int call_check_into(EagerCall *c, const Meta *result) {
   const Tensor *t = c->into;
   char want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
   if (!shape_equal(result->ndim, result->shape, t->m.ndim, t->m.shape))
-    return err_set(MF_EINVAL, "%s_: the result has shape %s and does not fit into a tensor of shape %s",
+    return err_set(MF_EINVAL,
+                   "%s_: the result has shape %s and does not fit into a tensor of shape %s",
                    c->op->name, shape_text(result->ndim, result->shape, want),
                    shape_text(t->m.ndim, t->m.shape, have));
   DType from = (DType)result->dtype, to = (DType)t->m.dtype;
