@@ -24,11 +24,12 @@ static void storage_init(Storage *s, Device *d, void *data, size_t bytes, Stream
   s->owner = NULL;
 }
 
-bool storage_open(Storage *s, Device *d, size_t bytes, size_t room, Stream *stream) {
-  void *data = s + 1;
-  bool inside = bytes <= room || !d->api->has_data;
+bool storage_open(Storage *s, Device *d, size_t bytes, void *room, size_t room_bytes,
+                  Stream *stream) {
+  void *data = d->api->has_data ? room : NULL;
+  bool inside = bytes <= room_bytes || !data;
   if (!inside && !(data = d->api->alloc(d, bytes, stream))) return false;
-  storage_init(s, d, d->api->has_data ? data : NULL, bytes, stream);
+  storage_init(s, d, data, bytes, stream);
   s->inside = inside;
   return true;
 }

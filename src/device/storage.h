@@ -31,10 +31,11 @@ typedef enum StorageLife { STORAGE_NEIGHBOUR = 1, STORAGE_USERS = 2 } StorageLif
 
 enum { STORAGE_ALIGN = 64 };
 
-/* Makes the storage that lies at the start of a block of mem_aligned. Data of up to `room` bytes
- * lie right behind it, aligned to STORAGE_ALIGN. False when there is no memory; storage_explain
- * then writes the error. The first count belongs to the caller. */
-bool storage_open(Storage *s, Device *d, size_t bytes, size_t room, Stream *stream);
+/* Makes the storage that lies at the start of a block of mem_aligned. Data that fit lie in `room`
+ * of that block, aligned to STORAGE_ALIGN. False when there is no memory; storage_explain then
+ * writes the error. The first count belongs to the caller. */
+bool storage_open(Storage *s, Device *d, size_t bytes, void *room, size_t room_bytes,
+                  Stream *stream);
 /* Memory of somebody else; release(owner) is called once when the last user is gone. */
 void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void (*release)(void *),
                           void *owner);

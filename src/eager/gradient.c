@@ -45,7 +45,7 @@ int tape_check_saved(Eager *E, const char *name, uint64_t where, Storage *s, uin
 
 static int check_saved(const Node *n) {
   int rc = 0;
-  for (int k = 0; k < n->n_in + n->n_out && !rc; k++) {
+  for (int k = 0; n->saved && k < n->n_in + n->n_out && !rc; k++) {
     const Saved *s = &n->saved[k];
     if (s->t && s->t->storage)
       rc = tape_check_saved(n->E, tape_node_name(n), n->where, s->t->storage, s->version);

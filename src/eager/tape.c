@@ -16,12 +16,11 @@
 
 /* -- Nodes ------------------------------------------------------------------------------------ */
 
-Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_dims,
-                    const void *args) {
+Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_saved,
+                    int n_dims, const void *args) {
   size_t args_size = args ? op->args_size : 0;
-  size_t n_saved = kind == NODE_OP ? (size_t)(n_in + n_out) : 0;
   size_t bytes = sizeof(Node) + sizeof(Edge) * (size_t)n_in +
-                 sizeof(GradMeta) * (size_t)(n_in + n_out) + sizeof(Saved) * n_saved +
+                 sizeof(GradMeta) * (size_t)(n_in + n_out) + sizeof(Saved) * (size_t)n_saved +
                  sizeof(int64_t) * (size_t)n_dims + args_size;
   Node *n = pool_take(&E->pool, bytes);
   if (!n) {
@@ -40,16 +39,17 @@ Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, 
   n->next = (Edge *)(n + 1);
   n->in_meta = (GradMeta *)(n->next + n_in);
   n->out_meta = n->in_meta + n_in;
-  n->saved = (Saved *)(n->out_meta + n_out);
-  n->room = (int64_t *)(n->saved + n_saved);
+  Saved *saved = (Saved *)(n->out_meta + n_out);
+  n->room = (int64_t *)(saved + n_saved);
+  if (n_saved) n->saved = saved;
   for (int k = 0; k < n_in; k++) n->next[k].node = NULL;
-  for (size_t k = 0; k < n_saved; k++) n->saved[k].t = NULL;
+  for (int k = 0; k < n_saved; k++) saved[k].t = NULL;
   if (args) n->args = memcpy(n->room + n_dims, args, args_size);
   return n;
 }
 
 static int n_saved(const Node *n) {
-  return n->kind == NODE_OP ? n->n_in + n->n_out : 0;
+  return n->saved ? n->n_in + n->n_out : 0;
 }
 
 /* A node that kept nothing can be run again, as long as those below it can. */
@@ -71,9 +71,9 @@ void tape_give_back(Node *n) {
 static void node_free(Node *n) {
   for (int k = 0; k < n->n_in; k++) tape_node_release(n->next[k].node);
   for (int k = 0; k < n_saved(n); k++) tensor_release(n->saved[k].t);
-  if (n->leaf) n->leaf->ag->accumulate = NULL;
+  if (n->kind != NODE_ACCUMULATE) mem_free(n->geometry);
+  else if (n->leaf) n->leaf->ag->accumulate = NULL;
   tape_node_release(n->inner);
-  mem_free(n->geometry);
   pool_give(&n->E->pool, n, n->bytes);
 }
 
@@ -108,14 +108,6 @@ const char *tape_node_name(const Node *n) {
 
 /* -- Records of tensors ----------------------------------------------------------------------- */
 
-Autograd *tensor_autograd(Tensor *t) {
-  if (t->ag) return t->ag;
-  Autograd *ag = pool_take(&t->E->pool, sizeof *ag);
-  if (ag) *ag = (Autograd){0};
-  else err_set(MF_ENOMEM, "out of memory");
-  return t->ag = ag;
-}
-
 /* Takes t off the list of those whose gradient its node keeps. */
 static void forget_retained(Tensor *t) {
   if (!t->ag->retain_grad || !t->ag->node) return;
@@ -132,7 +124,7 @@ static void keep_retained(Tensor *t) {
   t->ag->node->retain = t;
 }
 
-void tensor_autograd_free(Tensor *t) {
+void tape_forget(Tensor *t) {
   Autograd *ag = t->ag;
   forget_retained(t);
   t->ag = NULL;
@@ -140,7 +132,6 @@ void tensor_autograd_free(Tensor *t) {
   tensor_release(ag->grad);
   tensor_release(ag->base);
   tape_node_release(ag->node);
-  pool_give(&t->E->pool, ag, sizeof *ag);
 }
 
 int tape_attach(Tensor *t, Node *n, int output) {
@@ -167,7 +158,7 @@ int tape_retain_grad(Eager *E, Tensor *t) {
 
 static Node *accumulate_node(Eager *E, Tensor *leaf) {
   if (leaf->ag->accumulate) return tape_node_retain(leaf->ag->accumulate);
-  Node *n = tape_node_new(E, NODE_ACCUMULATE, NULL, 0, 1, leaf->m.ndim, NULL);
+  Node *n = tape_node_new(E, NODE_ACCUMULATE, NULL, 0, 1, 0, leaf->m.ndim, NULL);
   if (!n) return NULL;
   tape_meta(n, &n->out_meta[0], &leaf->m);
   n->leaf = leaf;
@@ -241,24 +232,18 @@ int tape_keep_original(Eager *E, EagerCall *c) {
   return 0;
 }
 
-/* Keeps what the gradient lines of inputs that need one read. */
-static int save_for_backward(EagerCall *c, Node *n) {
-  uint32_t needed = 0, ins, outs;
+/* Keeps the inputs and outputs of these bits. */
+static int save_for_backward(EagerCall *c, Node *n, uint32_t ins, uint32_t outs) {
   Tensor *written = written_tensor(c);
-  for (int k = 0; k < n->n_in; k++)
-    if (n->next[k].node) needed |= 1u << param_of(c, k);
-  reads_of(c->op, needed, &ins, &outs);
   int rc = 0;
-  if (ins)
-    for (int k = 0; k < c->n_in && !rc; k++) {
-      if (!c->in[k] || !(ins >> param_of(c, k) & 1)) continue;
-      bool overwritten = written && c->in[k]->storage == written->storage;
-      rc = save(&n->saved[k], overwritten ? c->original : c->in[k], true);
-    }
-  if (outs)
-    for (int k = 0; k < c->n_out && !rc; k++)
-      if (outs >> (c->op->n_outputs < 0 ? 0 : k) & 1)
-        rc = save(&n->saved[n->n_in + k], c->out[k], false);
+  for (int k = 0; k < c->n_in && ins && !rc; k++) {
+    if (!c->in[k] || !(ins >> param_of(c, k) & 1)) continue;
+    bool overwritten = written && c->in[k]->storage == written->storage;
+    rc = save(&n->saved[k], overwritten ? c->original : c->in[k], true);
+  }
+  for (int k = 0; k < c->n_out && outs && !rc; k++)
+    if (outs >> (c->op->n_outputs < 0 ? 0 : k) & 1)
+      rc = save(&n->saved[n->n_in + k], c->out[k], false);
   return rc;
 }
 
@@ -287,27 +272,39 @@ static int count_dims(const EagerCall *c) {
   return n;
 }
 
-/* Views of the inputs' nodes come before the call's, since their numbers must be lower. */
-static int refresh_inputs(Eager *E, EagerCall *c) {
+static bool is_tracked(const Tensor *t) {
+  return t && t->ag && tensor_requires_grad(t) && dtype_is_float((DType)t->m.dtype);
+}
+
+/* The params that need a gradient, as bits. Nodes of views come before the call's, since their
+ * numbers must be lower. */
+static int prepare_inputs(Eager *E, EagerCall *c, uint32_t *needed) {
   int rc = 0;
-  for (int k = 0; k < c->n_in && !rc; k++)
-    if (c->in[k] && c->in[k]->ag) rc = tape_refresh(E, c->in[k]);
+  *needed = 0;
+  for (int k = 0; k < c->n_in && !rc; k++) {
+    if (!is_tracked(c->in[k])) continue;
+    *needed |= 1u << param_of(c, k);
+    rc = tape_refresh(E, c->in[k]);
+  }
   return rc;
 }
 
 int tape_record(Eager *E, EagerCall *c) {
-  int rc = refresh_inputs(E, c);
-  if (rc) return rc;
+  uint32_t needed, ins, outs;
+  int rc = prepare_inputs(E, c, &needed);
+  if (rc || !needed) return rc;
+  reads_of(c->op, needed, &ins, &outs);
   int n_out = c->n_out == 0 && c->op->n_mutated ? 1 : c->n_out;
-  Node *n = tape_node_new(E, NODE_OP, c->op, c->n_in, n_out, count_dims(c), c->args);
+  int n_saved = ins | outs ? c->n_in + n_out : 0;
+  Node *n = tape_node_new(E, NODE_OP, c->op, c->n_in, n_out, n_saved, count_dims(c), c->args);
   if (!n) return MF_ENOMEM;
   for (int k = 0; k < c->n_in && !rc; k++) {
     Tensor *t = c->in[k];
     if (!t) continue;
     tape_meta(n, &n->in_meta[k], &t->m);
-    if (t->ag && dtype_is_float((DType)t->m.dtype)) rc = tape_edge(E, t, &n->next[k]);
+    if (is_tracked(t)) rc = tape_edge(E, t, &n->next[k]);
   }
-  if (!rc) rc = save_for_backward(c, n);
+  if (!rc && n_saved) rc = save_for_backward(c, n, ins, outs);
   if (!rc) rc = record_outputs(E, c, n);
   c->recorded = !rc;
   tape_node_release(n);
@@ -327,7 +324,7 @@ int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tenso
   }
   if (rc || !any || !E->grad_enabled) return rc;
   for (int k = 0; k < n_out; k++) n_dims += out[k] ? out[k]->m.ndim : 0;
-  Node *n = tape_node_new(E, NODE_FUNCTION, NULL, n_in, n_out, n_dims, NULL);
+  Node *n = tape_node_new(E, NODE_FUNCTION, NULL, n_in, n_out, 0, n_dims, NULL);
   if (!n) return MF_ENOMEM;
   for (int k = 0; k < n_in && !rc; k++) {
     if (!in[k]) continue;

@@ -17,9 +17,9 @@ struct Autograd {
   Tensor *retain_next; /* the next one whose gradient node `node` keeps, see Node.retain */
 };
 
-/* Autograd record, made when missing; NULL with the error set. */
+/* Autograd record, made when missing: it lies beside the tensor. */
 Autograd *tensor_autograd(Tensor *t);
-void tensor_autograd_free(Tensor *t);
+void tape_forget(Tensor *t); /* of tensor_release: gives back what the record holds */
 /* A view whose base was written in place is what the base became. */
 static inline bool tensor_is_stale(const Tensor *t) {
   const Autograd *ag = t->ag;
@@ -76,6 +76,7 @@ struct Node {
   uint8_t kind;
   bool released;  /* what it kept was given back after a backward pass */
   uint32_t bytes; /* of this block */
+  int place;      /* among the visits of `pass` */
   const Op *op;
   uint64_t seq;   /* consumers have higher numbers than their producers; leaves 0 */
   uint64_t where; /* the user's line in anomaly mode, see EagerOwner.where; else 0 */
@@ -83,16 +84,19 @@ struct Node {
   Edge *next;         /* n_in */
   GradMeta *in_meta;  /* n_in */
   GradMeta *out_meta; /* n_out */
-  Saved *saved;       /* n_in + n_out: inputs, then outputs; NULL for kinds without */
+  Saved *saved;       /* n_in + n_out: inputs, then outputs; NULL: nothing is kept */
   void *args;
-  int64_t *room;      /* shapes of the metas are put here, one behind the other */
-  Tensor *leaf;       /* NODE_ACCUMULATE: not counted; its record points here and clears this */
-  Tensor *retain;     /* outputs that keep their gradient, by Autograd.retain_next; not counted */
-  Node *inner;        /* NODE_COPY_SLICES: the in-place call on the view; input 0 is the base */
-  Geometry *geometry; /* NODE_COPY_SLICES, NODE_VIEW */
-  uint64_t pass;      /* the backward pass that visits it now, and where; see backward.c */
-  int place;
-  Node *free_next;
+  Node *inner; /* NODE_COPY_SLICES: the in-place call on the view; input 0 is the base */
+  union {
+    Tensor *leaf;       /* NODE_ACCUMULATE: not counted; its record points here and clears this */
+    Geometry *geometry; /* NODE_COPY_SLICES, NODE_VIEW */
+  };
+  Tensor *retain; /* outputs that keep their gradient, by Autograd.retain_next; not counted */
+  uint64_t pass;  /* the backward pass that visits it now; see backward.c */
+  union {
+    int64_t *room;   /* while it is made: where the metas' shapes go, one behind the other */
+    Node *free_next; /* while it ends */
+  };
 };
 
 const char *tape_node_name(const Node *n);

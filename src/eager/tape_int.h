@@ -5,9 +5,10 @@
 
 /* -- tape.c ----------------------------------------------------------------------------------- */
 
-/* A node with room for n_dims sizes in its metas; next and saved are empty. */
-Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_dims,
-                    const void *args);
+/* A node with room for n_dims sizes in its metas and for n_saved kept tensors (all or none); next
+ * and saved are empty. */
+Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_saved,
+                    int n_dims, const void *args);
 /* Fills in a meta of n, with the node's room for the shape. */
 void tape_meta(Node *n, GradMeta *g, const Meta *m);
 static inline Node *tape_node_retain(Node *n) {

@@ -1,9 +1,10 @@
 /* Tensor handles: making, counting, reading one element.
  *
- * A tensor and the storage made for it lie in one block, with room for small data between them, so
- * that a scalar or a bias costs one block from the pool and no call to an allocator. The storage
- * may outlive its tensor (a view is left) or die before it (`t.data = other`); the block goes back
- * when both are gone: to the pool by the tensor, or to the C library by the storage's last user. */
+ * A tensor, its record of the tape and the storage made for it lie in one block, with room for
+ * small data, so that a scalar or a bias costs one block from the pool and no call to an allocator.
+ * What is read and written most lies in neighbouring cache lines. The storage may outlive its
+ * tensor (a view is left) or die before it (`t.data = other`); the block goes back when both are
+ * gone: to the pool by the tensor, or to the C library by the storage's last user. */
 #include <string.h>
 
 #include "sparse.h"
@@ -13,11 +14,10 @@ enum { ROOM = 64 };
 
 typedef struct Block {
   Storage storage;
-  char room[ROOM] __attribute__((aligned(STORAGE_ALIGN)));
+  Autograd autograd;
   Tensor tensor;
+  char room[ROOM] __attribute__((aligned(STORAGE_ALIGN)));
 } Block;
-
-_Static_assert(sizeof(Storage) == STORAGE_ALIGN, "small data lie right behind their storage");
 
 static Block *block_of(const Tensor *t) {
   return (Block *)((char *)(uintptr_t)t - offsetof(Block, tensor));
@@ -41,6 +41,13 @@ Tensor *tensor_new(Eager *E) {
   return t;
 }
 
+Autograd *tensor_autograd(Tensor *t) {
+  if (t->ag) return t->ag;
+  t->ag = &block_of(t)->autograd;
+  *t->ag = (Autograd){0};
+  return t->ag;
+}
+
 /* Releases t's storage; whether t's block is free then. */
 static bool storage_gone(Block *b, Storage *s) {
   atomic_uchar *living = &b->storage.living;
@@ -59,7 +66,7 @@ void tensor_release(Tensor *t) {
   Eager *E = t->E;
   Block *b = block_of(t);
   if (t->pinned && E->owner.unpin) E->owner.unpin(E->owner.ud, t);
-  if (t->ag) tensor_autograd_free(t);
+  if (t->ag) tape_forget(t);
   if (!t->storage) {
     tensor_release(t->row_ids);
     tensor_release(t->row_values);
@@ -73,14 +80,15 @@ int tensor_allocate(Tensor *t) {
   Device *d = E->context->devices[t->m.device];
   if (!d) return err_set(MF_EINVAL, "there is no such device");
   size_t bytes = (size_t)meta_numel(&t->m) * dtype_size((DType)t->m.dtype);
-  Storage *s = &block_of(t)->storage;
+  Block *b = block_of(t);
+  Storage *s = &b->storage;
   E->charged += (int64_t)(bytes + sizeof(Block));
   Stream *stream = E->streams[t->m.device];
-  if (!storage_open(s, d, bytes, ROOM, stream)) {
+  if (!storage_open(s, d, bytes, b->room, ROOM, stream)) {
     if (!E->owner.reclaim) return storage_explain(d, bytes);
     E->owner.reclaim(E->owner.ud);
     d->api->empty_cache(d);
-    if (!storage_open(s, d, bytes, ROOM, stream)) return storage_explain(d, bytes);
+    if (!storage_open(s, d, bytes, b->room, ROOM, stream)) return storage_explain(d, bytes);
   }
   t->storage = s;
   return 0;

@@ -19,7 +19,6 @@ int tape_view_of(Eager *E, Tensor *y, Tensor *x) {
   y->uncounted = x->uncounted;
   y->blind = x->blind || !E->grad_enabled;
   Autograd *ag = tensor_autograd(y);
-  if (!ag) return MF_ENOMEM;
   Tensor *base = tensor_base(x);
   ag->base = tensor_retain(base);
   ag->history = base->ag ? base->ag->history : 0; /* the tape reaches y through x as it is now */
@@ -52,7 +51,7 @@ static Geometry *geometry(const Tensor *view, const Tensor *base) {
 int tape_refresh(Eager *E, Tensor *t) {
   if (!tensor_is_stale(t)) return 0;
   Tensor *base = t->ag->base;
-  Node *n = tape_node_new(E, NODE_VIEW, NULL, 1, 1, t->m.ndim + base->m.ndim, NULL);
+  Node *n = tape_node_new(E, NODE_VIEW, NULL, 1, 1, 0, t->m.ndim + base->m.ndim, NULL);
   if (!n) return MF_ENOMEM;
   tape_meta(n, &n->in_meta[0], &base->m);
   tape_meta(n, &n->out_meta[0], &t->m);
@@ -94,7 +93,7 @@ int tape_check_inplace(EagerCall *c, Tensor *t) {
 
 /* The base's node: as the op on the view, but that the first input is the base. */
 static Node *copy_slices(Eager *E, Tensor *base, Tensor *view, Node *inner) {
-  Node *n = tape_node_new(E, NODE_COPY_SLICES, NULL, inner->n_in, 1, 2 * base->m.ndim, NULL);
+  Node *n = tape_node_new(E, NODE_COPY_SLICES, NULL, inner->n_in, 1, 0, 2 * base->m.ndim, NULL);
   if (!n) return NULL;
   n->inner = tape_node_retain(inner);
   tape_meta(n, &n->in_meta[0], &base->m);
