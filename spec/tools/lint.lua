@@ -84,26 +84,24 @@ local function check_rules()
   end
 end
 
--- Modules that are a part of a file or are spread over several: what they work on gives the name.
-local modules = { tensor = { 'shape' }, device = { 'stream', 'meta' }, eager = { 'tape' } }
+-- Modules spread over files of other names.
+local modules = { tensor = { 'shape' }, device = { 'stream', 'meta' }, op = { 'sbp' }, eager = { 'call' } }
 
--- A global symbol's name begins with its folder, its file, a header or module of its folder, or mf_;
--- and no variable is writable that several threads share.
+-- A global symbol's name begins with its folder, a file of its folder, a module of it, or mf_; and no
+-- variable is writable that several threads share.
 local function check_symbols()
   for _, folder in ipairs(layers) do
     local prefixes = { folder, 'mf', 'luaopen', unpack(modules[folder] or {}) }
     for _, path in ipairs(sources) do
-      local stem = path:match('^src/' .. folder .. '/([%w_]+)%.h$')
-      prefixes[#prefixes + 1] = stem
+      prefixes[#prefixes + 1] = path:match('^src/' .. folder .. '/([%w_]+)%.[ch]$')
     end
     for _, object in ipairs(lines_of(('ls %s/obj/%s/*.o 2>/dev/null'):format(build, folder))) do
-      local file = object:match '([%w_]+)[%w_.]*%.o$'
       for _, line in ipairs(lines_of('nm -f sysv --defined-only ' .. object)) do
         local name, class, kind, section = line:match '^(%S+)%s*|[^|]*|%s*(%a)%s*|%s*(%w+)|[^|]*|[^|]*|(%S*)'
         local global = class and class:match '[TDBRVC]' and not name:match '^_'
-        local known = not global or name:match('^' .. file .. '_')
+        local known = not global
         for _, prefix in ipairs(prefixes) do known = known or name:match('^' .. prefix .. '_') end
-        if not known then finding('%s: the global %s does not begin with %s_ or %s_', object, name, folder, file) end
+        if not known then finding('%s: the global %s names no module of src/%s', object, name, folder) end
         if kind == 'OBJECT' and section:match '^%.[bd]' and not section:match '%.rel%.ro' then
           finding('%s: %s is a variable of the whole process', object, name)
         end
