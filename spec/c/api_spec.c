@@ -170,7 +170,7 @@ static void memory_is_limited(void) {
         "a smaller struct is not overrun");
 }
 
-/* -- Interrupts and threads ------------------------------------------- */
+/* -- Interrupts and threads -------------------------------------------------------------------- */
 
 static void *interrupt_soon(void *unused) {
   usleep(100000);

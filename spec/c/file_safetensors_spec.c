@@ -61,7 +61,7 @@ static void refuse_header(const char *header, size_t data, const char *why) {
   refuse(header, why);
 }
 
-/* -- Round trip ------------------------------------------------------- */
+/* -- Round trip -------------------------------------------------------------------------------- */
 
 static int save(SafetensorsEntry *e, size_t n, const void *const *data,
                 const SafetensorsPair *pairs, size_t n_pairs) {
@@ -161,7 +161,7 @@ static void keeps_links_and_modes(void) {
   strcpy(path, target);
 }
 
-/* -- Hostile files ---------------------------------------------------- */
+/* -- Hostile files ----------------------------------------------------------------------------- */
 
 #define T(dtype, shape, offsets) \
   "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
@@ -303,7 +303,7 @@ static void survives(void) {
     }
 }
 
-/* -- A killed save ---------------------------------------------------- */
+/* -- A killed save ----------------------------------------------------------------------------- */
 
 enum { KILLS = 60, FLOATS = 1 << 18 };
 

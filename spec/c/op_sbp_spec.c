@@ -1,5 +1,5 @@
-/* The reader of SBP index notation, on a made-up op with inputs a, b, c (c optional): what each text allows for given shapes, worked out
- * by hand. */
+/* The reader of SBP index notation, on a made-up op with inputs a, b, c (c optional): what each
+ * text allows for given shapes, worked out by hand. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,8 +33,10 @@ static Meta meta_of(const char *shape) { /* "2,3" */
   return m;
 }
 
-/* An op over tensors of these shapes, "n" for a number, NULL for an absent one; outputs behind them. */
-static Case *make(const char *sbp, const char *linear, const char *const *in, int n_in, const char *const *out, int n_out) {
+/* An op over tensors of these shapes, "n" for a number, NULL for an absent one; outputs behind
+ * them. */
+static Case *make(const char *sbp, const char *linear, const char *const *in, int n_in,
+                  const char *const *out, int n_out) {
   static const char *const names[] = {"a", "b", "c"};
   Case *c = calloc(1, sizeof *c);
   c->spec.sbp = sbp;
@@ -53,8 +55,13 @@ static Case *make(const char *sbp, const char *linear, const char *const *in, in
   }
   c->params[n_in] = (Param){.name = "dim", .kind = PARAM_DIM, .offset = offsetof(Args, dim)};
   c->params[n_in + 1] = (Param){.name = "size", .kind = PARAM_INTS, .offset = offsetof(Args, size)};
-  c->op = (Op){.name = "made_up", .spec = {&c->spec, &c->spec, &c->spec}, .params = c->params, .n_params = (uint8_t)(n_in + 2),
-               .n_tensors = (uint8_t)n_in, .n_outputs = (int8_t)n_out, .args_size = sizeof(Args)};
+  c->op = (Op){.name = "made_up",
+               .spec = {&c->spec, &c->spec, &c->spec},
+               .params = c->params,
+               .n_params = (uint8_t)(n_in + 2),
+               .n_tensors = (uint8_t)n_in,
+               .n_outputs = (int8_t)n_out,
+               .args_size = sizeof(Args)};
   return c;
 }
 
@@ -62,7 +69,13 @@ static Case *make(const char *sbp, const char *linear, const char *const *in, in
 static Str answer(Case *c) {
   Str s = {0};
   char buf[SBP_TEXT_MAX];
-  SbpAsk q = {.op = &c->op, .args = &c->args, .in = c->in, .out = c->out, .n_in = c->n_in, .n_out = c->n_out, .parts = c->parts};
+  SbpAsk q = {.op = &c->op,
+              .args = &c->args,
+              .in = c->in,
+              .out = c->out,
+              .n_in = c->n_in,
+              .n_out = c->n_out,
+              .parts = c->parts};
   if (sbp_signatures(&q)) str_puts(&s, err_text());
   else
     for (int i = 0; i < sbp_count(&q); i++) {
@@ -76,15 +89,16 @@ static Str answer(Case *c) {
   return s;
 }
 
-static void expect(const char *sbp, const char *linear, const char *const *in, int n_in, const char *const *out, int n_out,
-                   const char *want) {
+static void expect(const char *sbp, const char *linear, const char *const *in, int n_in,
+                   const char *const *out, int n_out, const char *want) {
   Str s = answer(make(sbp, linear, in, n_in, out, n_out));
   CHECK(!strcmp(s.text, want), "\"%s\" %s: %s\n  want %s", sbp, linear ? linear : "", s.text, want);
   str_free(&s);
 }
 
-#define TENSORS(...) \
-  (const char *const[]){__VA_ARGS__}, (int)(sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *))
+#define TENSORS(...)                  \
+  (const char *const[]){__VA_ARGS__}, \
+      (int)(sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *))
 
 static void elementwise(void) {
   expect("...", NULL, TENSORS("4,6"), TENSORS("4,6"), "B>B; S1>S1; S0>S0");
@@ -95,18 +109,21 @@ static void elementwise(void) {
 static void broadcasting(void) {
   expect("..., ...", NULL, TENSORS("4,1", "6"), TENSORS("4,6"), "B B>B; B S0>S1; S0 B>S0");
   expect("..., ...", NULL, TENSORS("4,6", "n"), TENSORS("4,6"), "B B>B; S1 B>S1; S0 B>S0");
-  expect("..., ...", NULL, TENSORS("2,1,6", "4,1"), TENSORS("2,4,6"), "B B>B; S2 B>S2; B S0>S1; S0 B>S0");
+  expect("..., ...", NULL, TENSORS("2,1,6", "4,1"), TENSORS("2,4,6"),
+         "B B>B; S2 B>S2; B S0>S1; S0 B>S0");
 }
 
 static void contraction_gives_partial_sums(void) {
-  expect("... m k, ... k n -> ... m n", NULL, TENSORS("4,6", "6,8"), TENSORS("4,8"), "B B>B; S1 S0>P; S0 B>S0; B S1>S1");
+  expect("... m k, ... k n -> ... m n", NULL, TENSORS("4,6", "6,8"), TENSORS("4,8"),
+         "B B>B; S1 S0>P; S0 B>S0; B S1>S1");
   expect("... m k, ... k n -> ... m n", NULL, TENSORS("2,4,6", "6,8"), TENSORS("2,4,8"),
          "B B>B; S2 S0>P; S1 B>S1; B S1>S2; S0 B>S0");
   expect("k, k ->", NULL, TENSORS("6", "6"), TENSORS(""), "B B>B; S0 S0>P");
 }
 
 static void an_added_input_is_partial_where_the_output_is(void) {
-  expect("... k, n k, + n -> ... n", NULL, TENSORS("4,6", "8,6", "8"), TENSORS("4,8"), "B B B>B; S1 S1 P>P; B S0 S0>S1; S0 B B>S0");
+  expect("... k, n k, + n -> ... n", NULL, TENSORS("4,6", "8,6", "8"), TENSORS("4,8"),
+         "B B B>B; S1 S1 P>P; B S0 S0>S1; S0 B B>S0");
   expect("... k, n k, + n -> ... n", "a|b", TENSORS("6", "8,6", "8"), TENSORS("8"),
          "B B B>B; S0 S1 P>P; B S0 S0>S0; P B P>P; B P P>P");
   expect("... k, n k, + n -> ... n", "a|b", TENSORS("6", "8,6", NULL), TENSORS("8"),
@@ -115,25 +132,31 @@ static void an_added_input_is_partial_where_the_output_is(void) {
 
 static void capitals_stay_whole(void) {
   expect("... N", NULL, TENSORS("4,6"), TENSORS("4,6"), "B>B; S0>S0");
-  expect("n C h, o C h -> n o", NULL, TENSORS("4,3,2", "5,3,2"), TENSORS("4,5"), "B B>B; S2 S2>P; S0 B>S0; B S0>S1");
+  expect("n C h, o C h -> n o", NULL, TENSORS("4,3,2", "5,3,2"), TENSORS("4,5"),
+         "B B>B; S2 S2>P; S0 B>S0; B S0>S1");
 }
 
 static void dots_with_a_mark_stay_whole(void) {
   expect("n c ...!", NULL, TENSORS("4,3,2,2"), TENSORS("4,3,2,2"), "B>B; S1>S1; S0>S0");
-  expect("N c ...!, c -> N c ...!, c", NULL, TENSORS("4,3,2", "3"), (const char *const[]){"4,3,2", "3"}, 2, "B B>B B; S1 S0>S1 S0");
+  expect("N c ...!, c -> N c ...!, c", NULL, TENSORS("4,3,2", "3"),
+         (const char *const[]){"4,3,2", "3"}, 2, "B B>B B; S1 S0>S1 S0");
 }
 
 static void several_outputs(void) {
-  expect("n k -> n k, n, k", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4"}, 2, "made_up: the SBP rule \"n k -> n k, n, k\" does not fit the tensors");
-  expect("n k -> n k, n", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4"}, 2, "B>B B; S1>S1 P; S0>S0 S0");
-  expect("n k", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4,6"}, 2, "B>B B; S1>S1 S1; S0>S0 S0");
+  expect("n k -> n k, n, k", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4"}, 2,
+         "made_up: the SBP rule \"n k -> n k, n, k\" does not fit the tensors");
+  expect("n k -> n k, n", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4"}, 2,
+         "B>B B; S1>S1 P; S0>S0 S0");
+  expect("n k", NULL, TENSORS("4,6"), (const char *const[]){"4,6", "4,6"}, 2,
+         "B>B B; S1>S1 S1; S0>S0 S0");
 }
 
 static void linearity(void) {
   expect("..., ...", "a+b", TENSORS("1", "1"), TENSORS("1"), "B B>B; P P>P");
   expect("..., ...", "a|b", TENSORS("1", "1"), TENSORS("1"), "B B>B; P B>P; B P>P");
   expect("..., ...", "a", TENSORS("1", "1"), TENSORS("1"), "B B>B; P B>P");
-  expect("..., ...", "a+b", TENSORS("1", "n"), TENSORS("1"), "B B>B"); /* a number is on every rank: it would count twice */
+  expect("..., ...", "a+b", TENSORS("1", "n"), TENSORS("1"),
+         "B B>B"); /* a number is on every rank: it would count twice */
   expect("..., ...", "a|b", TENSORS("1", "n"), TENSORS("1"), "B B>B; P B>P");
 }
 
@@ -157,7 +180,9 @@ static void what_is_written_cannot_stay_whole(void) {
 }
 
 static void texts_that_do_not_fit_are_errors(void) {
-  static const char *const texts[] = {"m", "m n k", "m n, k", "m n -> m n, k", "m n -> m ... n ...", "m n, ", "m + n", "m n ->", "m ? n"};
+  static const char *const texts[] = {
+      "m",     "m n k", "m n, k", "m n -> m n, k", "m n -> m ... n ...",
+      "m n, ", "m + n", "m n ->", "m ? n"};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
     const char *const in[] = {"4,6"};
     Str s = answer(make(texts[i], NULL, in, 1, in, 1));
@@ -184,15 +209,20 @@ static Str with_rule(int (*rule)(SbpAsk *), const char *in, const char *out, int
 }
 
 static void rules_by_dim(void) {
-  static const struct { int (*rule)(SbpAsk *); const char *in, *out; int64_t dim; const char *want; } rows[] = {
-    {sbp_all_but_dim, "4,6,8", "4,6,8", -1, "B>B; S0>S0; S1>S1"},
-    {sbp_all_but_dim, "4,6,8", "4,6,8", 0, "B>B; S1>S1; S2>S2"},
-    {sbp_all_but_dim, "4,6,8", "4,3,8", 1, "B>B; S0>S0; S2>S2"},
-    {sbp_reduce_sum, "4,6,8", "4,8", 1, "B>B; S0>S0; S1>P; S2>S1"},
-    {sbp_reduce_sum, "4,6,8", "4,1,8", 1, "B>B; S0>S0; S1>P; S2>S2"},
-    {sbp_reduce_max, "4,6", "6", 0, "B>B; S0>Pmax; S1>S0"},
-    {sbp_reduce_min, "4,6", "6", 0, "B>B; S0>Pmin; S1>S0"},
-    {sbp_reduce, "4,6", "4", -1, "B>B; S0>S0"},
+  static const struct {
+    int (*rule)(SbpAsk *);
+    const char *in, *out;
+    int64_t dim;
+    const char *want;
+  } rows[] = {
+      {sbp_all_but_dim, "4,6,8", "4,6,8", -1, "B>B; S0>S0; S1>S1"},
+      {sbp_all_but_dim, "4,6,8", "4,6,8", 0, "B>B; S1>S1; S2>S2"},
+      {sbp_all_but_dim, "4,6,8", "4,3,8", 1, "B>B; S0>S0; S2>S2"},
+      {sbp_reduce_sum, "4,6,8", "4,8", 1, "B>B; S0>S0; S1>P; S2>S1"},
+      {sbp_reduce_sum, "4,6,8", "4,1,8", 1, "B>B; S0>S0; S1>P; S2>S2"},
+      {sbp_reduce_max, "4,6", "6", 0, "B>B; S0>Pmax; S1>S0"},
+      {sbp_reduce_min, "4,6", "6", 0, "B>B; S0>Pmin; S1>S0"},
+      {sbp_reduce, "4,6", "4", -1, "B>B; S0>S0"},
   };
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     Str s = with_rule(rows[i].rule, rows[i].in, rows[i].out, rows[i].dim);
@@ -207,7 +237,8 @@ static void localizing_sets_the_size(void) {
   c->args.size = (IntList){1, {-1}};
   Meta part = meta_of("2,6");
   sbp_localize(&c->op, &c->args, &part);
-  CHECK(c->args.size.n == 2 && c->args.size.v[0] == 2 && c->args.size.v[1] == 6, "size has %d entries", (int)c->args.size.n);
+  CHECK(c->args.size.n == 2 && c->args.size.v[0] == 2 && c->args.size.v[1] == 6,
+        "size has %d entries", (int)c->args.size.n);
   free(c);
 }
 

@@ -21,19 +21,22 @@ static void brackets_are_read(void) {
 }
 
 static void the_rest_is_refused(void) {
-  static const char *const texts[] = {"",   "S",    "S-1", "S12",  "S(1", "S1)",  "S()", "S(0) ",
-                                      "s0", "Psum", "b",   "Pmx",  "S0x", "S 0",  "S+1", "S4294967296"};
+  static const char *const texts[] = {"",    "S",     "S-1", "S12",        "S(1", "S1)",
+                                      "S()", "S(0) ", "s0",  "Psum",       "b",   "Pmx",
+                                      "S0x", "S 0",   "S+1", "S4294967296"};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
     Sbp s;
     CHECK(sbp_parse(texts[i], &s) == MF_EINVAL, "'%s' is read", texts[i]);
-    CHECK(strstr(err_text(), texts[i]) && strstr(err_text(), "Pmax"), "the error is: %s", err_text());
+    CHECK(strstr(err_text(), texts[i]) && strstr(err_text(), "Pmax"), "the error is: %s",
+          err_text());
   }
 }
 
 static void kinds_are_told_apart(void) {
   Sbp s0 = sbp_split(0), s1 = sbp_split(1), b = {SBP_B, 0}, p = {SBP_P, 0}, pmax = {SBP_PMAX, 0};
   CHECK(sbp_equal(s0, sbp_split(0)) && !sbp_equal(s0, s1) && !sbp_equal(p, pmax), "equality");
-  CHECK(!sbp_is_partial(b) && !sbp_is_partial(s1) && sbp_is_partial(p) && sbp_is_partial(pmax), "partial");
+  CHECK(!sbp_is_partial(b) && !sbp_is_partial(s1) && sbp_is_partial(p) && sbp_is_partial(pmax),
+        "partial");
 }
 
 static void parts_are_balanced(void) {
@@ -44,7 +47,8 @@ static void parts_are_balanced(void) {
         int64_t start, length;
         sbp_part(size, parts, i, &start, &length);
         CHECK(start == at, "%d of %d: begins at %d, not %d", i, parts, (int)start, (int)at);
-        CHECK(length == size / parts + (i < size % parts), "%d of %d: length %d", i, parts, (int)length);
+        CHECK(length == size / parts + (i < size % parts), "%d of %d: length %d", i, parts,
+              (int)length);
         at += length;
       }
       CHECK(at == size, "%d parts cover %d of %d", parts, (int)at, (int)size);

@@ -37,7 +37,7 @@ static mf_status wrong_null(const char *function, const char *argument) {
   return (mf_status)err_set(MF_EINVAL, "%s: %s must not be NULL", function, argument);
 }
 
-/* -- Contexts --------------------------------------------------------- */
+/* -- Contexts ---------------------------------------------------------------------------------- */
 
 /* Does a caller's struct of `size` bytes, perhaps of an older header, hold this member? */
 #define HAS(type, member, size) ((size) >= offsetof(type, member) + sizeof(((type *)0)->member))
@@ -105,7 +105,7 @@ int mf_threads(void) {
   return thread_count();
 }
 
-/* -- Tensors ---------------------------------------------------------- */
+/* -- Tensors ----------------------------------------------------------------------------------- */
 
 static int check_tensor(const char *function, const mf_state *state, mf_dtype dtype, int ndim,
                         const int64_t *shape, mf_tensor **out) {
@@ -142,7 +142,9 @@ mf_status mf_tensor_wrap(mf_state *state, mf_dtype dtype, int ndim, const int64_
   if (!release) release = release_nothing;
   int code = check_tensor("mf_tensor_wrap", state, dtype, ndim, shape, out);
   if (!code && !data) code = (int)wrong_null("mf_tensor_wrap", "data");
-  Tensor *t = code ? NULL : tensor_wrap(state->E, (DType)dtype, ndim, ndim ? shape : none, data, release, owner);
+  Tensor *t =
+      code ? NULL
+           : tensor_wrap(state->E, (DType)dtype, ndim, ndim ? shape : none, data, release, owner);
   if (out) *out = (mf_tensor *)t;
   if (t) return MF_STATUS_OK;
   release(owner);

@@ -40,7 +40,7 @@ extern "C" {
 /* The version of the library that runs, "0.1.0". */
 MF_API const char *mf_version(void);
 
-/* -- Errors ----------------------------------------------------------- */
+/* -- Errors ------------------------------------------------------------------------------------ */
 
 typedef enum mf_status {
   MF_STATUS_OK = 0,
@@ -59,7 +59,7 @@ typedef enum mf_status {
 MF_API const char *mf_last_error(void);
 MF_API const char *mf_status_name(mf_status status);
 
-/* -- Contexts: devices and memory, shared by states --------------------- */
+/* -- Contexts: devices and memory, shared by states -------------------------------------------- */
 
 typedef struct mf_context mf_context;
 
@@ -95,7 +95,7 @@ MF_API mf_status mf_empty_cache(mf_context *context, const char *device);
 MF_API mf_status mf_set_threads(int n);
 MF_API int mf_threads(void);
 
-/* -- States: one Lua virtual machine each ------------------------------- */
+/* -- States: one Lua virtual machine each ------------------------------------------------------ */
 
 typedef struct mf_state mf_state;
 struct lua_State;
@@ -128,7 +128,7 @@ MF_API mf_status mf_dofile(mf_state *state, const char *path);
  * on that thread. */
 MF_API void mf_state_interrupt(mf_state *state);
 
-/* -- Tensors -------------------------------------------------------------- */
+/* -- Tensors ----------------------------------------------------------------------------------- */
 
 typedef struct mf_tensor mf_tensor;
 
@@ -172,7 +172,7 @@ MF_API bool mf_tensor_is_contiguous(const mf_tensor *t);
  * with an error set when it has none (meta, freed). */
 MF_API void *mf_tensor_data(const mf_tensor *t);
 
-/* -- Values in and out of Lua --------------------------------------------- */
+/* -- Values in and out of Lua ------------------------------------------------------------------ */
 
 typedef enum mf_kind { MF_NIL, MF_BOOLEAN, MF_NUMBER, MF_STRING, MF_TENSOR } mf_kind;
 

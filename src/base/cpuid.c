@@ -7,8 +7,9 @@
 static int detected(void) {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 2;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512cd") ||
-      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512vl"))
     return 3;
   return 4;
 }
@@ -16,7 +17,8 @@ static int detected(void) {
 int cpuid_isa(void) {
   int isa = detected();
   const char *wish = getenv("MF_ISA");
-  if (wish && wish[0] == 'v' && wish[1] >= '2' && wish[1] <= '4' && !wish[2] && wish[1] - '0' < isa) isa = wish[1] - '0';
+  if (wish && wish[0] == 'v' && wish[1] >= '2' && wish[1] <= '4' && !wish[2] && wish[1] - '0' < isa)
+    isa = wish[1] - '0';
   return isa;
 }
 

@@ -1,4 +1,5 @@
-/* The thread-local error frame: one line of text per thread. It is the only mutable variable outside contexts. */
+/* The thread-local error frame: one line of text per thread. It is the only mutable variable
+ * outside contexts. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,8 @@ const char *err_text(void) {
 
 const char *err_name(int code) {
   switch (code) {
-#define X(name, value, words) case value: return words;
+#define X(name, value, words) \
+  case value: return words;
     MF_ERRORS(X)
 #undef X
   }

@@ -8,7 +8,7 @@
 typedef struct Map {
   const void **keys; /* NULL: free place */
   int64_t *values;
-  size_t n, cap;     /* cap is 0 or a power of two */
+  size_t n, cap; /* cap is 0 or a power of two */
 } Map;
 
 /* The value, or -1. */

@@ -1,4 +1,5 @@
-/* A growing text. Failure to grow sets `failed` and later appends do nothing, so that only the end needs a check. */
+/* A growing text. Failure to grow sets `failed` and later appends do nothing, so that only the end
+ * needs a check. */
 #ifndef MF_STR_H
 #define MF_STR_H
 #include <stdbool.h>

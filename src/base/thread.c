@@ -1,4 +1,5 @@
-/* mf_parallel over OpenMP, or serial when built without it (the thread sanitizer does not know libgomp). */
+/* mf_parallel over OpenMP, or serial when built without it (the thread sanitizer does not know
+ * libgomp). */
 #include "thread.h"
 
 #ifdef _OPENMP

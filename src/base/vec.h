@@ -1,4 +1,5 @@
-/* A growing array: `VEC(int) v = {0}; if (!vec_push(&v, 3)) ...; for (size_t i = 0; i < v.n; i++) use(v.at[i]); vec_free(&v);` */
+/* A growing array: `VEC(int) v = {0}; if (!vec_push(&v, 3)) ...; for (size_t i = 0; i < v.n; i++)
+ * use(v.at[i]); vec_free(&v);` */
 #ifndef MF_VEC_H
 #define MF_VEC_H
 #include <stdbool.h>
@@ -6,7 +7,11 @@
 
 #include "mem.h"
 
-#define VEC(T) struct { T *at; size_t n, cap; }
+#define VEC(T)     \
+  struct {         \
+    T *at;         \
+    size_t n, cap; \
+  }
 
 /* False when memory ran out; the vector is then unchanged. */
 #define vec_push(v, x) (vec_room((v), 1) ? ((v)->at[(v)->n++] = (x), true) : false)

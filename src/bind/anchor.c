@@ -27,7 +27,7 @@ static double key_of(uint64_t seq, int output) {
   return -((double)seq * OUTPUTS + output + 1);
 }
 
-/* -- Anchors of values ------------------------------------------------------------------------ */
+/* -- Anchors of values ------------------------------------------------------------------------- */
 
 /* Pushes the anchor of the tensor at an index; false and nothing when it has none. */
 static bool push_anchor(State *S, lua_State *L, int index) {
@@ -142,7 +142,7 @@ void bind_anchor(State *S, lua_State *L, int index, int first, int n) {
   lua_settop(L, top);
 }
 
-/* -- Hooks ------------------------------------------------------------------------------------ */
+/* -- Hooks ------------------------------------------------------------------------------------- */
 
 /* Pushes the anchor that the tensor at index has for itself, made when missing. */
 static void push_own_anchor(State *S, lua_State *L, Tensor *t, int index) {
@@ -225,7 +225,7 @@ static int remove_hook(lua_State *L) {
   return 0;
 }
 
-/* -- A pass ----------------------------------------------------------------------------------- */
+/* -- A pass ------------------------------------------------------------------------------------ */
 
 typedef struct Pass {
   int anchors;          /* reference: hooks and contexts by key */
@@ -374,7 +374,7 @@ int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n) {
   return rc;
 }
 
-/* -- Contexts of functions -------------------------------------------------------------------- */
+/* -- Contexts of functions --------------------------------------------------------------------- */
 
 void bind_anchor_context(State *S, lua_State *L, uint64_t seq, int ctx, int inputs) {
   int list = push_anchors(S, L, inputs, 1);

@@ -323,7 +323,7 @@ static int read(Reading *r) {
   return rc;
 }
 
-/* -- The call --------------------------------------------------------------------------------- */
+/* -- The call ---------------------------------------------------------------------------------- */
 
 /* Factories make leaves of their own. */
 static bool wants_grad(Reading *r) {

@@ -16,7 +16,7 @@
 #include "safetensors.h"
 #include "state.h"
 
-/* -- Saving ----------------------------------------------------------- */
+/* -- Saving ------------------------------------------------------------------------------------ */
 
 /* Fills e from names[i] and tensors[i]; the tables keep the string and the tensor alive. */
 static int read_entry(State *S, lua_State *L, int i, SafetensorsEntry *e, Tensor **t) {
@@ -114,7 +114,7 @@ static int safetensors_save(lua_State *L) {
   return code ? bind_raise(L) : 0;
 }
 
-/* -- Loading ---------------------------------------------------------- */
+/* -- Loading ----------------------------------------------------------------------------------- */
 
 static int close_safetensors(lua_State *L) {
   safetensors_close(lua_touserdata(L, 1));

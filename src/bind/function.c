@@ -6,7 +6,7 @@
 
 enum { CONTEXT = 1, INPUTS, OUTPUTS, CONSTANTS }; /* arguments of _function_record */
 
-/* -- Forward ---------------------------------------------------------------------------------- */
+/* -- Forward ----------------------------------------------------------------------------------- */
 
 /* The tensors of the table at an index, kept by it, in a block on Lua's stack. */
 static Tensor **read_tensors(State *S, lua_State *L, int index, const char *arg, int *n) {
@@ -73,7 +73,7 @@ static int function_record(lua_State *L) {
   return 1;
 }
 
-/* -- Backward --------------------------------------------------------------------------------- */
+/* -- Backward ---------------------------------------------------------------------------------- */
 
 /* Pushes a table of the gradients of the outputs and their number n; zeros where there is none. */
 static int push_gradients(State *S, lua_State *L, const Node *n, Tensor *const *g) {

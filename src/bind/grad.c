@@ -4,7 +4,7 @@
 
 #include "state.h"
 
-/* -- Callbacks -------------------------------------------------------------------------------- */
+/* -- Callbacks --------------------------------------------------------------------------------- */
 
 /* The handler of bind_protected: a string gets a traceback while the stack still stands. */
 static int add_traceback(lua_State *L) {
@@ -37,7 +37,7 @@ int bind_raise_kept(State *S, lua_State *L, int code) {
   return lua_error(L);
 }
 
-/* -- Modes ------------------------------------------------------------------------------------ */
+/* -- Modes ------------------------------------------------------------------------------------- */
 
 /* Calls the function at 1 with the rest of the stack while *mode is `on`. */
 static int with_mode(lua_State *L, bool *mode, bool on, const char *name) {

@@ -9,7 +9,7 @@
 
 #include "state.h"
 
-/* -- Errors ----------------------------------------------------------------------------------- */
+/* -- Errors ------------------------------------------------------------------------------------ */
 
 bool bind_where(lua_State *L, int level, char *buf, size_t n) {
   lua_Debug frame;
@@ -45,7 +45,7 @@ int bind_error(lua_State *L, const char *format, ...) {
   return lua_error(L);
 }
 
-/* -- Pushing ---------------------------------------------------------------------------------- */
+/* -- Pushing ----------------------------------------------------------------------------------- */
 
 void bind_share(State *S, lua_State *L, int index) {
   Handle *h = lua_touserdata(L, index);
@@ -141,7 +141,7 @@ static int handle_gc(lua_State *L) {
   return 0;
 }
 
-/* -- Scopes ----------------------------------------------------------------------------------- */
+/* -- Scopes ------------------------------------------------------------------------------------ */
 
 uint32_t bind_scope_begin(State *S) {
   S->scope_depth++;
@@ -183,7 +183,7 @@ void bind_scope_end(State *S, uint32_t mark) {
   S->scope.n = kept;
 }
 
-/* -- The collector ---------------------------------------------------------------------------- */
+/* -- The collector ----------------------------------------------------------------------------- */
 
 /* LuaJIT's collector steps by KiB. It sees a few dozen bytes where a tensor holds megabytes, so
  * each batch of them is a debt of as much garbage. A batch is no smaller than Lua's own heap, since
@@ -213,7 +213,7 @@ static void reclaim(void *ud) {
   lua_settop(S->L, top);
 }
 
-/* -- Opening ---------------------------------------------------------------------------------- */
+/* -- Opening ----------------------------------------------------------------------------------- */
 
 void bind_open_handles(State *S, lua_State *L) {
   lua_newtable(L); /* metatable */

@@ -16,7 +16,7 @@
 
 static const char host_key[] = "moonflow.host", results_key[] = "moonflow.results";
 
-/* -- Protected calls -------------------------------------------------- */
+/* -- Protected calls --------------------------------------------------------------------------- */
 
 static int add_traceback(lua_State *L) {
   if (lua_isnoneornil(L, 1)) return 1;
@@ -58,7 +58,7 @@ static mf_status take_error(lua_State *L, int status) {
   return (mf_status)code;
 }
 
-/* -- Interrupts ------------------------------------------------------- */
+/* -- Interrupts -------------------------------------------------------------------------------- */
 
 static mf_state *host_of(lua_State *L) {
   lua_getfield(L, LUA_REGISTRYINDEX, host_key);
@@ -84,7 +84,7 @@ void host_drop_interrupt(lua_State *L) {
   atomic_store(&host_of(L)->context->interrupted, false);
 }
 
-/* -- States ----------------------------------------------------------- */
+/* -- States ------------------------------------------------------------------------------------ */
 
 /* Room for the machine code of training loops, which is more than LuaJIT's defaults give. */
 static void tune_jit(lua_State *L) {
@@ -151,7 +151,7 @@ lua_State *mf_state_lua(mf_state *s) {
   return s->L;
 }
 
-/* -- Chunks ----------------------------------------------------------- */
+/* -- Chunks ------------------------------------------------------------------------------------ */
 
 mf_status mf_dostring(mf_state *s, const char *text, const char *name) {
   int top = lua_gettop(s->L);
@@ -170,7 +170,7 @@ mf_status mf_dofile(mf_state *s, const char *path) {
   return take_error(s->L, status);
 }
 
-/* -- Calls ------------------------------------------------------------ */
+/* -- Calls ------------------------------------------------------------------------------------- */
 
 typedef struct Call {
   const char *function;

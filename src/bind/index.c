@@ -1,8 +1,11 @@
-/* Subscripts: x[1], x[{ {}, 2, {0, 4, 2}, {-3, -1} }], x[k], x[mask], x[{k, j}], and assignment to them.
+/* Subscripts: x[1], x[{ {}, 2, {0, 4, 2}, {-3, -1} }], x[k], x[mask], x[{k, j}], and assignment to
+ * them.
  *
- * A table lists one subscript a dim: a number selects an entry, {} takes all, {start, stop, step} a half-open range (stop and step may be
- * missing; ends are clipped), '...' stands for all dims that are not named, mf.newaxis makes a new dim, a tensor of whole numbers or a bool mask picks
- * places. Everything but tensors gives views, so assignment is a write through a view; tensors go to the ops index and index_put. */
+ * A table lists one subscript a dim: a number selects an entry, {} takes all, {start, stop, step} a
+ * half-open range (stop and step may be missing; ends are clipped), '...' stands for all dims that
+ * are not named, mf.newaxis makes a new dim, a tensor of whole numbers or a bool mask picks places.
+ * Everything but tensors gives views, so assignment is a write through a view; tensors go to the
+ * ops index and index_put. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,13 +16,20 @@
 
 static const char newaxis[] = "newaxis";
 
-typedef enum ItemKind { ITEM_NUMBER, ITEM_RANGE, ITEM_NEWAXIS, ITEM_REST, ITEM_PLACES, ITEM_MASK } ItemKind;
+typedef enum ItemKind {
+  ITEM_NUMBER,
+  ITEM_RANGE,
+  ITEM_NEWAXIS,
+  ITEM_REST,
+  ITEM_PLACES,
+  ITEM_MASK
+} ItemKind;
 
 typedef struct Item {
   ItemKind kind;
   int64_t start, stop, step; /* a number: start */
   bool has_stop;
-  Tensor *t;                 /* not counted: Lua's stack holds it */
+  Tensor *t; /* not counted: Lua's stack holds it */
 } Item;
 
 enum { ITEMS_MAX = 2 * MF_MAX_DIMS };
@@ -30,15 +40,15 @@ typedef struct Subscript {
   lua_State *L;
   int n;
   Item item[ITEMS_MAX];
-  Tensor *v;                 /* the view so far; counted */
-  int n_places;              /* index tensors, counted, and the dims of v that they index */
+  Tensor *v;    /* the view so far; counted */
+  int n_places; /* index tensors, counted, and the dims of v that they index */
   Tensor *places[MF_MAX_DIMS];
   IntList dims;
-  Tensor *mask;              /* the only tensor subscript is this mask; counted; its first dim is `mask_dim` */
+  Tensor *mask; /* the only tensor subscript is this mask; counted; its first dim is `mask_dim` */
   int mask_dim;
 } Subscript;
 
-/* -- Reading ---------------------------------------------------------------------------------------------------------------------- */
+/* -- Reading ----------------------------------------------------------------------------------- */
 
 static int read_range(Subscript *s, int index, Item *it) {
   lua_State *L = s->L;
@@ -46,10 +56,15 @@ static int read_range(Subscript *s, int index, Item *it) {
   static const char *const names[] = {"start", "stop", "step"};
   size_t n = lua_objlen(L, index);
   *it = (Item){.kind = ITEM_RANGE, .step = 1};
-  if (n > 3) return err_set(MF_EINVAL, "index: a range is {start, stop, step}, this has %zu entries; for a list of places use a tensor", n);
+  if (n > 3)
+    return err_set(MF_EINVAL,
+                   "index: a range is {start, stop, step}, this has %zu entries; for a list of "
+                   "places use a tensor",
+                   n);
   for (size_t k = 0; k < n; k++) {
     lua_rawgeti(L, index, (int)k + 1);
-    bool given = !lua_isnil(L, -1), open = k == 1 && lua_type(L, -1) == LUA_TNUMBER && lua_tonumber(L, -1) == HUGE_VAL;
+    bool given = !lua_isnil(L, -1),
+         open = k == 1 && lua_type(L, -1) == LUA_TNUMBER && lua_tonumber(L, -1) == HUGE_VAL;
     int rc = given && !open ? bind_read_int(L, -1, "index", names[k], values[k]) : 0;
     lua_pop(L, 1);
     if (rc) return rc;
@@ -62,14 +77,22 @@ static int read_range(Subscript *s, int index, Item *it) {
       return err_set(MF_EINVAL, "index: a range is {start, stop, step} without names");
     }
   }
-  return it->step > 0 ? 0 : err_set(MF_EINVAL, "index: step must be at least 1, is %lld; :flip() reverses", (long long)it->step);
+  return it->step > 0
+             ? 0
+             : err_set(MF_EINVAL, "index: step must be at least 1, is %lld; :flip() reverses",
+                       (long long)it->step);
 }
 
 static int read_tensor(Tensor *t, Item *it) {
   DType dtype = (DType)t->m.dtype;
   if (!t->storage) return err_set(MF_EINVAL, "index: a row-sparse tensor cannot be a subscript");
-  if (dtype_is_float(dtype)) return err_set(MF_EINVAL, "index: a tensor subscript must hold whole numbers or be bool, is %s", dtype_name(dtype));
-  if (dtype == U8) return err_set(MF_EINVAL, "index: a uint8 subscript could be a mask or places; say which by :bool() or :long()");
+  if (dtype_is_float(dtype))
+    return err_set(MF_EINVAL, "index: a tensor subscript must hold whole numbers or be bool, is %s",
+                   dtype_name(dtype));
+  if (dtype == U8)
+    return err_set(
+        MF_EINVAL,
+        "index: a uint8 subscript could be a mask or places; say which by :bool() or :long()");
   *it = (Item){.kind = dtype == BOOL ? ITEM_MASK : ITEM_PLACES, .t = t};
   return 0;
 }
@@ -82,14 +105,19 @@ static int read_item(Subscript *s, int index, int place) {
   Item *it = &s->item[s->n++];
   *it = (Item){.kind = ITEM_NUMBER};
   int type = lua_type(L, index);
-  if (type == LUA_TNUMBER || type == 10 /* cdata */) return bind_read_int(L, index, "index", "a subscript", &it->start);
+  if (type == LUA_TNUMBER || type == 10 /* cdata */)
+    return bind_read_int(L, index, "index", "a subscript", &it->start);
   if (type == LUA_TTABLE) return read_range(s, index, it);
   if (type == LUA_TSTRING && !strcmp(lua_tostring(L, index), "...")) return it->kind = ITEM_REST, 0;
-  if (type == LUA_TSTRING && !strcmp(lua_tostring(L, index), newaxis)) return it->kind = ITEM_NEWAXIS, 0;
+  if (type == LUA_TSTRING && !strcmp(lua_tostring(L, index), newaxis))
+    return it->kind = ITEM_NEWAXIS, 0;
   Tensor *t = bind_to_tensor(s->S, L, index);
   if (t) return read_tensor(t, it);
-  if (type == LUA_TNIL && place) return err_set(MF_EINVAL, "index: subscript %d is nil; {} takes all of a dim", place);
-  return err_set(MF_EINVAL, "index: a subscript is a number, a range {start, stop, step}, a tensor, '...' or mf.newaxis, not %s",
+  if (type == LUA_TNIL && place)
+    return err_set(MF_EINVAL, "index: subscript %d is nil; {} takes all of a dim", place);
+  return err_set(MF_EINVAL,
+                 "index: a subscript is a number, a range {start, stop, step}, a tensor, '...' or "
+                 "mf.newaxis, not %s",
                  bind_describe(s->S, L, index, what, sizeof what));
 }
 
@@ -111,7 +139,7 @@ static int read_key(Subscript *s, int key) {
   return err_set(MF_EINVAL, "index: the table of subscripts has names in it");
 }
 
-/* -- Views ------------------------------------------------------------------------------------------------------------------------- */
+/* -- Views ------------------------------------------------------------------------------------- */
 
 /* Replaces the view by what the op makes of it. */
 static int step_to(Subscript *s, int op, const void *args) {
@@ -125,16 +153,24 @@ static int step_to(Subscript *s, int op, const void *args) {
 static int select_number(Subscript *s, int64_t i, int64_t dim, int user_dim) {
   int64_t n = s->v->m.shape[dim];
   if (i < -n || i >= n) {
-    if (n == 0) return err_set(MF_EINVAL, "index: %lld is out of range: dim %d has size 0", (long long)i, user_dim);
-    return err_set(MF_EINVAL, "index: %lld is out of range for dim %d of size %lld; legal are %lld to %lld", (long long)i, user_dim,
-                   (long long)n, (long long)-n, (long long)(n - 1));
+    if (n == 0)
+      return err_set(MF_EINVAL, "index: %lld is out of range: dim %d has size 0", (long long)i,
+                     user_dim);
+    return err_set(MF_EINVAL,
+                   "index: %lld is out of range for dim %d of size %lld; legal are %lld to %lld",
+                   (long long)i, user_dim, (long long)n, (long long)-n, (long long)(n - 1));
   }
   return step_to(s, OP_select, &(struct select_args){.dim = dim, .index = i});
 }
 
 static int take_range(Subscript *s, const Item *it, int64_t dim) {
   if (it->start == 0 && !it->has_stop && it->step == 1) return 0;
-  return step_to(s, OP_slice, &(struct slice_args){.dim = dim, .start = it->start, .stop = it->stop, .has_stop = it->has_stop, .step = it->step});
+  return step_to(s, OP_slice,
+                 &(struct slice_args){.dim = dim,
+                                      .start = it->start,
+                                      .stop = it->stop,
+                                      .has_stop = it->has_stop,
+                                      .step = it->step});
 }
 
 static int dims_of(const Item *it) {
@@ -162,7 +198,8 @@ static int add_mask(Subscript *s, Tensor *mask, int64_t dim) {
     return add_places(s, t, dim);
   }
   if (memcmp(mask->m.shape, s->v->m.shape + dim, sizeof(int64_t) * (size_t)mask->m.ndim))
-    return err_set(MF_EINVAL, "index: the mask has shape %s, the dims it is for have %s", shape_text(mask->m.ndim, mask->m.shape, have),
+    return err_set(MF_EINVAL, "index: the mask has shape %s, the dims it is for have %s",
+                   shape_text(mask->m.ndim, mask->m.shape, have),
                    shape_text(mask->m.ndim, s->v->m.shape + dim, want));
   Tensor *found = eager_op(E, OP_nonzero, 1, &mask, NULL);
   for (int d = 0; found && d < mask->m.ndim; d++) {
@@ -177,7 +214,8 @@ static int add_mask(Subscript *s, Tensor *mask, int64_t dim) {
   return found ? 0 : MF_EINVAL;
 }
 
-static int apply_item(Subscript *s, const Item *it, int64_t *dim, int *user_dim, int rest, bool only_tensor) {
+static int apply_item(Subscript *s, const Item *it, int64_t *dim, int *user_dim, int rest,
+                      bool only_tensor) {
   int rc = 0;
   switch (it->kind) {
     case ITEM_NUMBER: return select_number(s, it->start, *dim, (*user_dim)++);
@@ -189,7 +227,8 @@ static int apply_item(Subscript *s, const Item *it, int64_t *dim, int *user_dim,
       return 0;
     case ITEM_PLACES: rc = add_places(s, tensor_retain(it->t), (*dim)++); break;
     case ITEM_MASK:
-      if (only_tensor && it->t->m.ndim && !memcmp(it->t->m.shape, s->v->m.shape + *dim, sizeof(int64_t) * (size_t)it->t->m.ndim)) {
+      if (only_tensor && it->t->m.ndim &&
+          !memcmp(it->t->m.shape, s->v->m.shape + *dim, sizeof(int64_t) * (size_t)it->t->m.ndim)) {
         s->mask = tensor_retain(it->t);
         s->mask_dim = (int)*dim;
       } else {
@@ -201,7 +240,8 @@ static int apply_item(Subscript *s, const Item *it, int64_t *dim, int *user_dim,
   return rc;
 }
 
-/* Works the items off from the left: views become s->v, tensors gather in s->places, or in s->mask when a mask is the only one. */
+/* Works the items off from the left: views become s->v, tensors gather in s->places, or in s->mask
+ * when a mask is the only one. */
 static int apply(Subscript *s) {
   int used = 0, rests = 0, tensors = 0, rc = 0, user_dim = 0;
   char shape[SHAPE_TEXT_MAX];
@@ -213,10 +253,12 @@ static int apply(Subscript *s) {
   }
   if (rests > 1) return err_set(MF_EINVAL, "index: '...' can stand once");
   if (used > m->ndim)
-    return err_set(MF_EINVAL, "index: subscripts for %d dims, the tensor has %d: %s", used, m->ndim, shape_text(m->ndim, m->shape, shape));
+    return err_set(MF_EINVAL, "index: subscripts for %d dims, the tensor has %d: %s", used, m->ndim,
+                   shape_text(m->ndim, m->shape, shape));
   int rest = m->ndim - used;
   int64_t dim = 0;
-  for (int k = 0; k < s->n && !rc; k++) rc = apply_item(s, &s->item[k], &dim, &user_dim, rest, tensors == 1);
+  for (int k = 0; k < s->n && !rc; k++)
+    rc = apply_item(s, &s->item[k], &dim, &user_dim, rest, tensors == 1);
   return rc;
 }
 
@@ -236,7 +278,7 @@ static int spread_mask(Subscript *s) {
   return rc;
 }
 
-/* -- x[key] --------------------------------------------------------------------------------------------------------------------------- */
+/* -- x[key] ------------------------------------------------------------------------------------ */
 
 static int result(Subscript *s) {
   Eager *E = s->S->E;
@@ -250,7 +292,8 @@ static int result(Subscript *s) {
   if (rc || !s->n_places) return rc;
   Tensor *in[MF_MAX_DIMS + 1] = {s->v};
   memcpy(in + 1, s->places, sizeof *in * (size_t)s->n_places);
-  Tensor *y = eager_op(E, OP_index, 1 + s->n_places, in, &(struct index_args){.n_indices = s->n_places, .dims = s->dims});
+  Tensor *y = eager_op(E, OP_index, 1 + s->n_places, in,
+                       &(struct index_args){.n_indices = s->n_places, .dims = s->dims});
   tensor_release(s->v);
   s->v = y;
   return y ? 0 : MF_EINVAL;
@@ -266,7 +309,8 @@ static int own_view(Subscript *s, const Tensor *x) {
 
 static Tensor *subscripted(State *S, lua_State *L) {
   Tensor *x = bind_check_tensor(S, L, 1, "index", "the tensor");
-  if (!x->storage) bind_error(L, "index: a row-sparse tensor has no subscripts; :to_dense() makes it dense");
+  if (!x->storage)
+    bind_error(L, "index: a row-sparse tensor has no subscripts; :to_dense() makes it dense");
   return x;
 }
 
@@ -285,7 +329,7 @@ int bind_index(lua_State *L) {
   return 1;
 }
 
-/* -- x[key] = value ---------------------------------------------------------------------------------------------------------------------- */
+/* -- x[key] = value ---------------------------------------------------------------------------- */
 
 /* Drops leading dims of size 1 that the target has not. */
 static int fit_value(Eager *E, Tensor **value, int ndim) {
@@ -308,9 +352,12 @@ static int fill_masked(Subscript *s, Tensor *value) {
   Eager *E = s->S->E;
   struct reshape_args a = {.size = {.n = s->v->m.ndim - s->mask_dim}}, scalar = {.size = {0}};
   for (int d = 0; d < a.size.n; d++) a.size.v[d] = d < s->mask->m.ndim ? s->mask->m.shape[d] : 1;
-  Tensor *mask = eager_op(E, OP_reshape, 1, &s->mask, &a), *one = mask ? eager_op(E, OP_reshape, 1, &value, &scalar) : NULL;
-  Tensor *cast = one ? eager_op(E, OP_cast, 1, &one, &(struct cast_args){.dtype = s->v->m.dtype}) : NULL;
-  int rc = cast ? eager_op_into(E, OP_masked_fill, 3, (Tensor *[]){s->v, mask, cast}, NULL) : MF_EINVAL;
+  Tensor *mask = eager_op(E, OP_reshape, 1, &s->mask, &a),
+         *one = mask ? eager_op(E, OP_reshape, 1, &value, &scalar) : NULL;
+  Tensor *cast =
+      one ? eager_op(E, OP_cast, 1, &one, &(struct cast_args){.dtype = s->v->m.dtype}) : NULL;
+  int rc =
+      cast ? eager_op_into(E, OP_masked_fill, 3, (Tensor *[]){s->v, mask, cast}, NULL) : MF_EINVAL;
   tensor_release(mask);
   tensor_release(one);
   tensor_release(cast);
@@ -329,7 +376,8 @@ static int put_places(Subscript *s, Tensor **value, bool accumulate) {
   in[1] = *value;
   memcpy(in + 2, s->places, sizeof *in * (size_t)s->n_places);
   return eager_op_into(E, OP_index_put, 2 + s->n_places, in,
-                       &(struct index_put_args){.n_indices = s->n_places, .dims = s->dims, .accumulate = accumulate});
+                       &(struct index_put_args){
+                           .n_indices = s->n_places, .dims = s->dims, .accumulate = accumulate});
 }
 
 static int assign(Subscript *s, Tensor **value, bool accumulate) {
@@ -363,7 +411,8 @@ int bind_newindex(lua_State *L) {
   return 0;
 }
 
-/* x:index_put_({k, j}, value, {accumulate = true}): as x[{k, j}] = value; with accumulate as x[{k, j}] += value, where repeated places add up. */
+/* x:index_put_({k, j}, value, {accumulate = true}): as x[{k, j}] = value; with accumulate as x[{k,
+ * j}] += value, where repeated places add up. */
 static int index_put_(lua_State *L) {
   State *S = bind_state(L);
   Tensor *x = bind_check_tensor(S, L, 1, "index_put_", "the first argument");
@@ -373,7 +422,8 @@ static int index_put_(lua_State *L) {
     while (lua_next(L, 4)) {
       const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
       if (strcmp(name, "accumulate") || !lua_isboolean(L, -1))
-        return bind_error(L, "index_put_: the only option is accumulate, true or false; '%s' was given", name);
+        return bind_error(
+            L, "index_put_: the only option is accumulate, true or false; '%s' was given", name);
       accumulate = lua_toboolean(L, -1);
       lua_pop(L, 1);
     }

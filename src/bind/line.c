@@ -24,7 +24,7 @@ static int line_key(const Op *op, int grad) {
   return op->id * 32 + grad + 1;
 }
 
-/* -- o.NAME ----------------------------------------------------------------------------------- */
+/* -- o.NAME ------------------------------------------------------------------------------------ */
 
 static void push_ints(State *S, lua_State *L, const Param *p, const void *value) {
   const IntList *list = value;
@@ -105,7 +105,7 @@ static int index_line(lua_State *L) {
   return bind_error(L, "the gradient of %s reads '%s', which it has not", n->op->name, name);
 }
 
-/* -- g and y ---------------------------------------------------------------------------------- */
+/* -- g and y ----------------------------------------------------------------------------------- */
 
 /* Puts the value at the top into the table below it, under output k's name or place. */
 static void set_output(lua_State *L, const Op *op, int k) {
@@ -171,7 +171,7 @@ static void push_need(const Line *l, lua_State *L) {
   }
 }
 
-/* -- What a line returns ---------------------------------------------------------------------- */
+/* -- What a line returns ----------------------------------------------------------------------- */
 
 static void take(Line *l, lua_State *L, int index, int k) {
   char what[160];
@@ -269,7 +269,7 @@ static int gradient(void *ud, Node *n, int grad, Tensor *const *gout, const bool
   return rc;
 }
 
-/* -- lua/grad.lua's table --------------------------------------------------------------------- */
+/* -- lua/grad.lua's table ---------------------------------------------------------------------- */
 
 /* Pushes a table of the positions of the tensor params that a key such as 'x, w' names; returns
  * them as bits. */

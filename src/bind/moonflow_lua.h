@@ -10,7 +10,8 @@ typedef struct Context Context;
 /* require 'moonflow' in any LuaJIT; idempotent. */
 MF_LUA_API int luaopen_moonflow(lua_State *L);
 
-/* The context that the first luaopen_moonflow of L will use; not counted here, and counted by the state that is made. */
+/* The context that the first luaopen_moonflow of L will use; not counted here, and counted by the
+ * state that is made. */
 void bind_use_context(lua_State *L, Context *context);
 
 #endif

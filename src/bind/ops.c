@@ -1,17 +1,18 @@
-/* The op table as Lua sees it: for help(), for the specs that walk it, and how calls split over ranks.
+/* The op table as Lua sees it: for help(), for the specs that walk it, and how calls split over
+ * ranks.
  *
  *   mf._ops()                        a list of records; see push_op_record
- *   mf._op_of(f)                     the op whose function f is, and whether it is the in-place form
- *   mf._source(module)               the text of an embedded Lua module
- *   mf._signatures(op, parts, ...)   runs the call and lists how it may be split over so many ranks
- *   mf._call_part(op, shape, ...)    the call as a rank makes it whose first output has that shape */
+ *   mf._op_of(f)                     the op whose function f is, and whether it is the in-place
+ * form mf._source(module)               the text of an embedded Lua module mf._signatures(op,
+ * parts, ...)   runs the call and lists how it may be split over so many ranks mf._call_part(op,
+ * shape, ...)    the call as a rank makes it whose first output has that shape */
 #include <string.h>
 
 #include "embed.h"
 #include "sbp_rule.h"
 #include "state.h"
 
-/* -- Records ------------------------------------------------------------------------------------------------------------- */
+/* -- Records ----------------------------------------------------------------------------------- */
 
 static void set_string(lua_State *L, const char *key, const char *text) {
   if (!text) return;
@@ -25,7 +26,8 @@ static void set_bool(lua_State *L, const char *key, bool value) {
 }
 
 static void push_param(lua_State *L, const Param *p) {
-  static const char *const kinds[] = {"tensor", "int", "float", "bool", "dim", "ints", "choice", "dtype", "device", "generator"};
+  static const char *const kinds[] = {"tensor", "int",    "float", "bool",   "dim",
+                                      "ints",   "choice", "dtype", "device", "generator"};
   lua_createtable(L, 0, 10);
   set_string(L, "name", p->name);
   set_string(L, "kind", kinds[p->kind]);
@@ -41,8 +43,9 @@ static void push_param(lua_State *L, const Param *p) {
 }
 
 static void push_flags(lua_State *L, int flags) {
-  static const char *const names[] = {"view",     "inplace",  "random",      "data",          "no_grad", "bool_out",
-                                      "float_out", "int_only", "method_only", "function_only", "hidden"};
+  static const char *const names[] = {"view",        "inplace",       "random",    "data",
+                                      "no_grad",     "bool_out",      "float_out", "int_only",
+                                      "method_only", "function_only", "hidden"};
   lua_createtable(L, 0, 4);
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (flags >> i & 1) set_bool(L, names[i], true);
@@ -59,8 +62,9 @@ static void push_differentiable(lua_State *L, const Op *op) {
   }
 }
 
-/* { name, signature, doc, sbp, linear, sbp_rule, pointwise, flags = {view = true, ...}, n_outputs (-1: a list), outputs = names, params,
- * gradient = {x = true, ...}, call = f, call_ = f or nil } */
+/* { name, signature, doc, sbp, linear, sbp_rule, pointwise, flags = {view = true, ...}, n_outputs
+ * (-1: a list), outputs = names, params, gradient = {x = true, ...}, call = f, call_ = f or nil }
+ */
 static void push_op_record(State *S, lua_State *L, const Op *op) {
   const OpSpec *s = op->spec[0];
   lua_createtable(L, 0, 14);
@@ -70,7 +74,8 @@ static void push_op_record(State *S, lua_State *L, const Op *op) {
   set_string(L, "sbp", s->sbp);
   set_string(L, "linear", s->linear);
   set_bool(L, "sbp_rule", s->sbp_rule != NULL);
-  set_bool(L, "pointwise", s->infer == pointwise_infer || s->pointwise[PW_F32] || s->pointwise[PW_I64]);
+  set_bool(L, "pointwise",
+           s->infer == pointwise_infer || s->pointwise[PW_F32] || s->pointwise[PW_I64]);
   push_flags(L, s->flags);
   lua_setfield(L, -2, "flags");
   lua_pushinteger(L, op->n_outputs);
@@ -125,7 +130,7 @@ static int source(lua_State *L) {
   return 0;
 }
 
-/* -- Splitting ----------------------------------------------------------------------------------------------------------- */
+/* -- Splitting --------------------------------------------------------------------------------- */
 
 static const Op *check_op(lua_State *L, int index) {
   const char *name = luaL_checkstring(L, index);

@@ -1,9 +1,11 @@
 /* Printing tensors as PyTorch prints them.
  *
- * Formatting has two passes over the shown elements: the first finds one format and width for all of them (Format), the second writes. Above
- * `threshold` elements only `edgeitems` at both ends of each dim are shown, and only those are read. Floats switch to scientific notation when the
- * largest is above 1e8, the smallest below 1e-4, or their ratio above 1000; whole floats are written as "1.". What differs from the defaults
- * follows as suffixes: device, size, dtype, requires_grad or grad_fn. */
+ * Formatting has two passes over the shown elements: the first finds one format and width for all
+ * of them (Format), the second writes. Above `threshold` elements only `edgeitems` at both ends of
+ * each dim are shown, and only those are read. Floats switch to scientific notation when the
+ * largest is above 1e8, the smallest below 1e-4, or their ratio above 1000; whole floats are
+ * written as "1.". What differs from the defaults follows as suffixes: device, size, dtype,
+ * requires_grad or grad_fn. */
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +31,7 @@ typedef struct Format {
   double min, max; /* of the nonzero finite magnitudes; max 0 when there are none */
 } Format;
 
-/* -- Elements ----------------------------------------------------------------------------------------------------------------- */
+/* -- Elements ---------------------------------------------------------------------------------- */
 
 /* The text of the element at p, not padded. Returns its length. */
 static int element_text(const Format *f, const char *p, char *buf) {
@@ -80,18 +82,24 @@ static void visit_width(Format *f, const char *p) {
 }
 
 static Format find_format(const PrintOptions *o, const Tensor *t) {
-  Format f = {.o = o, .t = t, .is_float = dtype_is_float((DType)t->m.dtype), .is_bool = t->m.dtype == BOOL, .whole = true, .width = 1};
+  Format f = {.o = o,
+              .t = t,
+              .is_float = dtype_is_float((DType)t->m.dtype),
+              .is_bool = t->m.dtype == BOOL,
+              .whole = true,
+              .width = 1};
   f.summarize = meta_numel(&t->m) > o->threshold;
   if (f.is_float) {
     each_shown(&f, 0, tensor_data(t), visit_range);
     if (f.max == 0) return f;
-    f.sci = o->sci_mode == SCI_AUTO ? f.max / f.min > 1000 || f.max > 1e8 || f.min < 1e-4 : o->sci_mode;
+    f.sci =
+        o->sci_mode == SCI_AUTO ? f.max / f.min > 1000 || f.max > 1e8 || f.min < 1e-4 : o->sci_mode;
   }
   each_shown(&f, 0, tensor_data(t), visit_width);
   return f;
 }
 
-/* -- Brackets ------------------------------------------------------------------------------------------------------------------- */
+/* -- Brackets ---------------------------------------------------------------------------------- */
 
 static void put_element(Str *s, const Format *f, const char *p) {
   char buf[NUMBER_MAX];
@@ -108,7 +116,8 @@ static void put_spaces(Str *s, int64_t n) {
 static void put_row(Str *s, const Format *f, const char *p, int64_t indent) {
   const Meta *m = &f->t->m;
   int d = m->ndim - 1;
-  int64_t step = m->stride[d] * (int64_t)dtype_size((DType)m->dtype), edge = f->o->edgeitems, n = m->shape[d], k = 0;
+  int64_t step = m->stride[d] * (int64_t)dtype_size((DType)m->dtype), edge = f->o->edgeitems,
+          n = m->shape[d], k = 0;
   int64_t a_line = (f->o->linewidth - indent) / (f->width + 2);
   bool cut = f->summarize && n > 2 * edge;
   if (a_line < 1) a_line = 1;
@@ -136,7 +145,8 @@ static void put_dims(Str *s, const Format *f, int d, const char *p, int64_t inde
     put_row(s, f, p, indent);
     return;
   }
-  int64_t step = m->stride[d] * (int64_t)dtype_size((DType)m->dtype), edge = f->o->edgeitems, n = m->shape[d];
+  int64_t step = m->stride[d] * (int64_t)dtype_size((DType)m->dtype), edge = f->o->edgeitems,
+          n = m->shape[d];
   bool cut = f->summarize && n > 2 * edge;
   str_puts(s, "[");
   for (int64_t i = 0; i < n; i++) {
@@ -164,7 +174,7 @@ static void put_contents(Str *s, const PrintOptions *o, const Tensor *t, int64_t
   put_dims(s, &f, 0, tensor_data(t), indent);
 }
 
-/* -- Suffixes ---------------------------------------------------------------------------------------------------------------------- */
+/* -- Suffixes ---------------------------------------------------------------------------------- */
 
 typedef struct Suffixes {
   Str *s;
@@ -222,9 +232,12 @@ static void put_suffixes(Suffixes *x, State *S, Tensor *t, bool meta) {
   bool empty = meta_numel(&t->m) == 0;
   const char *last = strrchr(x->s->text, '\n');
   x->line = x->s->n - (last ? (size_t)(last - x->s->text) : (size_t)-1) + 1;
-  if (t->m.device != DEVICE_CPU) put_suffix(x, "device='%s'", S->context->devices[t->m.device]->api->name);
-  if (meta || (empty && t->m.ndim != 1) || (!empty && !x->o->edgeitems)) put_suffix(x, "size=%s", shape_text(t->m.ndim, t->m.shape, shape));
-  if (dtype != F32 && (meta || empty || (dtype != I64 && dtype != BOOL))) put_suffix(x, "dtype=%s", dtype_name(dtype));
+  if (t->m.device != DEVICE_CPU)
+    put_suffix(x, "device='%s'", S->context->devices[t->m.device]->api->name);
+  if (meta || (empty && t->m.ndim != 1) || (!empty && !x->o->edgeitems))
+    put_suffix(x, "size=%s", shape_text(t->m.ndim, t->m.shape, shape));
+  if (dtype != F32 && (meta || empty || (dtype != I64 && dtype != BOOL)))
+    put_suffix(x, "dtype=%s", dtype_name(dtype));
   put_grad_fn(x, S, t);
 }
 
@@ -235,7 +248,8 @@ static void put_rows(Str *s, const PrintOptions *o, const Tensor *t) {
   put_contents(s, o, t->row_ids, 18);
   str_puts(s, "),\n       values=tensor(");
   put_contents(s, o, t->row_values, 21);
-  str_printf(s, "),\n       size=%s, rows=%lld)", shape_text(t->m.ndim, t->m.shape, shape), (long long)t->row_ids->m.shape[0]);
+  str_printf(s, "),\n       size=%s, rows=%lld)", shape_text(t->m.ndim, t->m.shape, shape),
+             (long long)t->row_ids->m.shape[0]);
 }
 
 static void put_tensor(Str *s, State *S, const PrintOptions *o, Tensor *t) {
@@ -252,7 +266,7 @@ static void put_tensor(Str *s, State *S, const PrintOptions *o, Tensor *t) {
   str_puts(s, ")");
 }
 
-/* -- Lua ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- Lua --------------------------------------------------------------------------------------- */
 
 static const PrintOptions *options_of(lua_State *L) {
   return lua_touserdata(L, lua_upvalueindex(2));
@@ -286,12 +300,17 @@ static int set_profile(lua_State *L, PrintOptions *o, int index) {
 }
 
 static int set_option(lua_State *L, PrintOptions *o, const char *key) {
-  const struct { const char *name; int64_t *value, most; } options[] = {
-    {"precision", &o->precision, 100}, {"threshold", &o->threshold, INT64_MAX}, {"edgeitems", &o->edgeitems, 1 << 20},
-    {"linewidth", &o->linewidth, 1 << 20}};
+  const struct {
+    const char *name;
+    int64_t *value, most;
+  } options[] = {{"precision", &o->precision, 100},
+                 {"threshold", &o->threshold, INT64_MAX},
+                 {"edgeitems", &o->edgeitems, 1 << 20},
+                 {"linewidth", &o->linewidth, 1 << 20}};
   if (!strcmp(key, "profile")) return 0;
   if (!strcmp(key, "sci_mode")) {
-    if (!lua_isboolean(L, -1)) return err_set(MF_EINVAL, "set_printoptions: sci_mode must be true or false");
+    if (!lua_isboolean(L, -1))
+      return err_set(MF_EINVAL, "set_printoptions: sci_mode must be true or false");
     o->sci_mode = lua_toboolean(L, -1);
     return 0;
   }
@@ -300,13 +319,18 @@ static int set_option(lua_State *L, PrintOptions *o, const char *key) {
     if (lua_tonumber(L, -1) == HUGE_VAL && i == 1) return *options[i].value = INT64_MAX, 0;
     int rc = bind_read_int(L, -1, "set_printoptions", key, options[i].value);
     if (!rc && (*options[i].value < 0 || *options[i].value > options[i].most))
-      rc = err_set(MF_EINVAL, "set_printoptions: %s must be from 0 to %lld, is %lld", key, (long long)options[i].most, (long long)*options[i].value);
+      rc = err_set(MF_EINVAL, "set_printoptions: %s must be from 0 to %lld, is %lld", key,
+                   (long long)options[i].most, (long long)*options[i].value);
     return rc;
   }
-  return err_set(MF_EINVAL, "set_printoptions: there is no option '%.40s'; there are precision, threshold, edgeitems, linewidth, sci_mode, profile", key);
+  return err_set(MF_EINVAL,
+                 "set_printoptions: there is no option '%.40s'; there are precision, threshold, "
+                 "edgeitems, linewidth, sci_mode, profile",
+                 key);
 }
 
-/* mf.set_printoptions {precision=4, threshold=1000, edgeitems=3, linewidth=80, sci_mode=, profile=}; sci_mode not given is automatic. */
+/* mf.set_printoptions {precision=4, threshold=1000, edgeitems=3, linewidth=80, sci_mode=,
+ * profile=}; sci_mode not given is automatic. */
 static int set_printoptions(lua_State *L) {
   PrintOptions *kept = lua_touserdata(L, lua_upvalueindex(2)), o = *kept;
   luaL_checktype(L, 1, LUA_TTABLE);
@@ -316,8 +340,9 @@ static int set_printoptions(lua_State *L) {
   o.sci_mode = SCI_AUTO;
   lua_pushnil(L);
   while (!rc && lua_next(L, 1)) {
-    rc = lua_type(L, -2) == LUA_TSTRING ? set_option(L, &o, lua_tostring(L, -2))
-                                        : err_set(MF_EINVAL, "set_printoptions: options have names, such as {precision = 4}");
+    rc = lua_type(L, -2) == LUA_TSTRING
+             ? set_option(L, &o, lua_tostring(L, -2))
+             : err_set(MF_EINVAL, "set_printoptions: options have names, such as {precision = 4}");
     lua_pop(L, 1);
   }
   if (rc) return bind_raise(L);
@@ -344,8 +369,10 @@ static int get_printoptions(lua_State *L) {
   return 1;
 }
 
-/* Adds `name` as a closure over the state and the options, which are at `options`, to the table below the top. */
-static void put_function(State *S, lua_State *L, int table, int options, const char *name, lua_CFunction f) {
+/* Adds `name` as a closure over the state and the options, which are at `options`, to the table
+ * below the top. */
+static void put_function(State *S, lua_State *L, int table, int options, const char *name,
+                         lua_CFunction f) {
   lua_pushlightuserdata(L, S);
   lua_pushvalue(L, options);
   lua_pushcclosure(L, f, 2);

@@ -15,7 +15,7 @@
 
 enum { LINE_STEP = 256 };
 
-/* -- Running ---------------------------------------------------------- */
+/* -- Running ----------------------------------------------------------------------------------- */
 
 /* Shows the error on top of the stack and removes it. The value nil is shown as nothing: it is how
  * test runners leave. */
@@ -40,7 +40,7 @@ static ProgramResult run_text(lua_State *L, const char *text, const char *name) 
   return status ? report(L, status) : run(L, 0);
 }
 
-/* -- Options ---------------------------------------------------------- */
+/* -- Options ----------------------------------------------------------------------------------- */
 
 void program_set_arg(mf_state *s, int argc, char **argv, int script) {
   lua_State *L = mf_state_lua(s);
@@ -123,7 +123,7 @@ ProgramResult program_optimise(mf_state *s, const char *flags) {
   return run(L, push_words(L, flags));
 }
 
-/* -- The module as `mf` ----------------------------------------------- */
+/* -- The module as `mf` ------------------------------------------------------------------------ */
 
 static const char offered_key[] = "moonflow.offered"; /* what find_module made global */
 
@@ -175,7 +175,7 @@ static void withdraw_module(lua_State *L) {
   lua_settop(L, top);
 }
 
-/* -- Scripts ---------------------------------------------------------- */
+/* -- Scripts ----------------------------------------------------------------------------------- */
 
 /* Pushes arg[1], arg[2], ...; returns how many. */
 static int push_script_arguments(lua_State *L) {
@@ -194,7 +194,7 @@ ProgramResult program_script(mf_state *s, const char *path) {
   return status ? report(L, status) : run(L, push_script_arguments(L));
 }
 
-/* -- The prompt ------------------------------------------------------- */
+/* -- The prompt -------------------------------------------------------------------------------- */
 
 /* Appends the rest of a line to the buffer; false at the end of stdin or an interrupt before it. */
 static bool read_rest(luaL_Buffer *b) {

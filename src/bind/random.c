@@ -1,7 +1,8 @@
 /* Generators: mf.Generator, mf.manual_seed, and the state of the default one.
  *
- * A generator is a seed and the number of the next stream. Each call of a random op takes one stream (see base/rng.h), so that what an op draws
- * depends on the seed and on how many random ops came before it, not on their sizes. */
+ * A generator is a seed and the number of the next stream. Each call of a random op takes one
+ * stream (see base/rng.h), so that what an op draws depends on the seed and on how many random ops
+ * came before it, not on their sizes. */
 #include <string.h>
 
 #include "state.h"
@@ -15,7 +16,9 @@ static Generator *generator_of(State *S, lua_State *L, const char *function) {
     same = lua_rawequal(L, -1, -2);
     lua_pop(L, 2);
   }
-  if (!same) bind_error(L, "%s: the first argument must be a generator; write generator:%s(...)", function, function);
+  if (!same)
+    bind_error(L, "%s: the first argument must be a generator; write generator:%s(...)", function,
+               function);
   return lua_touserdata(L, 1);
 }
 
@@ -56,8 +59,10 @@ static int set_state(lua_State *L) {
   State *S = bind_state(L);
   Generator *g = generator_of(S, L, "set_state");
   Tensor *t = bind_check_tensor(S, L, first_argument(L), "set_state", "state");
-  if (!t->storage || !tensor_has_data(t) || !t->storage->data || t->m.dtype != I64 || t->m.ndim != 1 || t->m.shape[0] != 2)
-    return bind_error(L, "set_state: state must be what get_state gave, an int64 tensor of 2 elements");
+  if (!t->storage || !tensor_has_data(t) || !t->storage->data || t->m.dtype != I64 ||
+      t->m.ndim != 1 || t->m.shape[0] != 2)
+    return bind_error(
+        L, "set_state: state must be what get_state gave, an int64 tensor of 2 elements");
   const int64_t *v = (const void *)tensor_data(t);
   *g = (Generator){.seed = (uint64_t)v[0], .next = (uint64_t)v[t->m.stride[0]]};
   lua_settop(L, 1);
@@ -68,7 +73,8 @@ static int set_state(lua_State *L) {
 static int new_generator(lua_State *L) {
   State *S = bind_state(L);
   int64_t seed = 0;
-  if (!lua_isnoneornil(L, 1) && bind_read_int(L, 1, "Generator", "seed", &seed)) return bind_raise(L);
+  if (!lua_isnoneornil(L, 1) && bind_read_int(L, 1, "Generator", "seed", &seed))
+    return bind_raise(L);
   Generator *g = lua_newuserdata(L, sizeof *g);
   *g = (Generator){.seed = (uint64_t)seed};
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->generator_mt);
@@ -76,7 +82,8 @@ static int new_generator(lua_State *L) {
   return 1;
 }
 
-static void put_function(State *S, lua_State *L, const char *name, lua_CFunction f, bool of_default) {
+static void put_function(State *S, lua_State *L, const char *name, lua_CFunction f,
+                         bool of_default) {
   lua_pushlightuserdata(L, S);
   lua_pushboolean(L, of_default);
   lua_pushcclosure(L, f, 2);
@@ -84,10 +91,16 @@ static void put_function(State *S, lua_State *L, const char *name, lua_CFunction
 }
 
 void bind_open_random(State *S, lua_State *L) {
-  static const luaL_Reg of_default[] = {
-    {"manual_seed", manual_seed}, {"initial_seed", initial_seed}, {"get_rng_state", get_state}, {"set_rng_state", set_state}, {NULL, NULL}};
-  static const luaL_Reg methods[] = {
-    {"manual_seed", manual_seed}, {"initial_seed", initial_seed}, {"get_state", get_state}, {"set_state", set_state}, {NULL, NULL}};
+  static const luaL_Reg of_default[] = {{"manual_seed", manual_seed},
+                                        {"initial_seed", initial_seed},
+                                        {"get_rng_state", get_state},
+                                        {"set_rng_state", set_state},
+                                        {NULL, NULL}};
+  static const luaL_Reg methods[] = {{"manual_seed", manual_seed},
+                                     {"initial_seed", initial_seed},
+                                     {"get_state", get_state},
+                                     {"set_state", set_state},
+                                     {NULL, NULL}};
   for (const luaL_Reg *f = of_default; f->name; f++) put_function(S, L, f->name, f->func, true);
   bind_function(S, L, "Generator", new_generator);
   lua_newtable(L);

@@ -64,7 +64,7 @@ int bind_error(lua_State *L, const char *format, ...) __attribute__((format(prin
 enum { BIND_WHERE_MAX = 120 };
 bool bind_where(lua_State *L, int level, char *buf, size_t n);
 
-/* -- Tensors ---------------------------------------------------------------------------------- */
+/* -- Tensors ----------------------------------------------------------------------------------- */
 
 /* Pushes a tensor, taking one count (also on failure, which raises). NULL pushes nil. */
 void bind_push(State *S, lua_State *L, Tensor *t);
@@ -114,7 +114,7 @@ const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n
  * DTYPE_NONE: as mf.tensor); counted. NULL with the error set. */
 Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype);
 
-/* -- Calls ------------------------------------------------------------------------------------ */
+/* -- Calls ------------------------------------------------------------------------------------- */
 
 /* The op with Lua's arguments from index `first` on; pushes the results and returns their number,
  * or a negative value on failure (text set). */

@@ -1,8 +1,9 @@
 /* Lua values into tensors and back: mf.tensor, x:item(), x:tolist().
  *
- * mf.tensor reads nested tables in two walks: the first finds shape and dtype and refuses what is ragged or of mixed kinds, naming the path (data[2][3]);
- * the second fills memory. Depth is limited, which also ends at a table that contains itself. Whole numbers above 2^53 do not fit a Lua number:
- * reading one is an error unless cdata is asked for. */
+ * mf.tensor reads nested tables in two walks: the first finds shape and dtype and refuses what is
+ * ragged or of mixed kinds, naming the path (data[2][3]); the second fills memory. Depth is
+ * limited, which also ends at a table that contains itself. Whole numbers above 2^53 do not fit a
+ * Lua number: reading one is an error unless cdata is asked for. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,12 +15,12 @@
 static const double exact = 9007199254740992.0; /* 2^53 */
 enum { CDATA = 10 };                            /* lua_type of LuaJIT's cdata */
 
-/* -- Reading tables ---------------------------------------------------------------------------------------------------------------- */
+/* -- Reading tables ---------------------------------------------------------------------------- */
 
 typedef struct Nest {
   State *S;
   lua_State *L;
-  int ndim;                     /* -1 until the first element is met */
+  int ndim; /* -1 until the first element is met */
   int64_t shape[MF_MAX_DIMS], at[MF_MAX_DIMS];
   bool any_number, any_bool, any_cdata;
   DType dtype;
@@ -30,7 +31,8 @@ typedef struct Nest {
 /* "data[1][3]" for the place at depth d. */
 static const char *path_text(const Nest *n, int d, char *buf, size_t size) {
   size_t used = (size_t)snprintf(buf, size, "data");
-  for (int k = 0; k < d && used < size; k++) used += (size_t)snprintf(buf + used, size - used, "[%lld]", (long long)n->at[k] + 1);
+  for (int k = 0; k < d && used < size; k++)
+    used += (size_t)snprintf(buf + used, size - used, "[%lld]", (long long)n->at[k] + 1);
   return buf;
 }
 
@@ -49,7 +51,8 @@ static bool is_element(Nest *n, int index) {
 
 static int not_a_value(Nest *n, int d) {
   char path[160], what[160];
-  return err_set(MF_EINVAL, "tensor: %s is %s; numbers, booleans and tables of them are possible", path_text(n, d, path, sizeof path),
+  return err_set(MF_EINVAL, "tensor: %s is %s; numbers, booleans and tables of them are possible",
+                 path_text(n, d, path, sizeof path),
                  bind_describe(n->S, n->L, -1, what, sizeof what));
 }
 
@@ -60,23 +63,33 @@ static int measure(Nest *n, int d) {
   if (lua_type(L, -1) != LUA_TTABLE) {
     if (!is_element(n, -1)) return not_a_value(n, d);
     if (n->ndim < 0) n->ndim = d;
-    if (n->ndim != d) return err_set(MF_EINVAL, "tensor: %s is a number where others are tables; all rows must have one shape", path_text(n, d, path, sizeof path));
+    if (n->ndim != d)
+      return err_set(MF_EINVAL,
+                     "tensor: %s is a number where others are tables; all rows must have one shape",
+                     path_text(n, d, path, sizeof path));
     return 0;
   }
   if (d == MF_MAX_DIMS)
-    return err_set(MF_EINVAL, "tensor: data is nested deeper than %d tables; does a table contain itself?", MF_MAX_DIMS);
+    return err_set(MF_EINVAL,
+                   "tensor: data is nested deeper than %d tables; does a table contain itself?",
+                   MF_MAX_DIMS);
   if (n->ndim >= 0 && d >= n->ndim)
-    return err_set(MF_EINVAL, "tensor: %s is a table where others are numbers; all rows must have one shape", path_text(n, d, path, sizeof path));
+    return err_set(MF_EINVAL,
+                   "tensor: %s is a table where others are numbers; all rows must have one shape",
+                   path_text(n, d, path, sizeof path));
   int64_t size = (int64_t)lua_objlen(L, -1);
   if (n->shape[d] < 0) n->shape[d] = size;
   if (n->shape[d] != size)
-    return err_set(MF_EINVAL, "tensor: %s has %lld entries, others in its place have %lld; all rows must have one shape",
-                   path_text(n, d, path, sizeof path), (long long)size, (long long)n->shape[d]);
+    return err_set(
+        MF_EINVAL,
+        "tensor: %s has %lld entries, others in its place have %lld; all rows must have one shape",
+        path_text(n, d, path, sizeof path), (long long)size, (long long)n->shape[d]);
   if (size == 0) {
     lua_pushnil(L);
     if (lua_next(L, -2)) {
       lua_pop(L, 2);
-      return err_set(MF_EINVAL, "tensor: %s has keys other than 1, 2, ...", path_text(n, d, path, sizeof path));
+      return err_set(MF_EINVAL, "tensor: %s has keys other than 1, 2, ...",
+                     path_text(n, d, path, sizeof path));
     }
     if (n->ndim < 0) n->ndim = d + 1;
   }
@@ -97,8 +110,10 @@ static int put_element(Nest *n, int d) {
   int64_t i = 0;
   if (type == LUA_TNUMBER) {
     double v = lua_tonumber(L, -1);
-    if (dtype_kind(n->dtype) == KIND_INT && (v != v || v < -9223372036854775808.0 || v >= 9223372036854775808.0))
-      return err_set(MF_EINVAL, "tensor: %s is %g, which %s cannot hold", path_text(n, d, path, sizeof path), v, dtype_name(n->dtype));
+    if (dtype_kind(n->dtype) == KIND_INT &&
+        (v != v || v < -9223372036854775808.0 || v >= 9223372036854775808.0))
+      return err_set(MF_EINVAL, "tensor: %s is %g, which %s cannot hold",
+                     path_text(n, d, path, sizeof path), v, dtype_name(n->dtype));
     dtype_set_f64(n->dtype, n->out, v);
   } else if (type == LUA_TBOOLEAN) {
     dtype_set_i64(n->dtype, n->out, lua_toboolean(L, -1));
@@ -128,13 +143,15 @@ static int fill(Nest *n, int d) {
   return rc;
 }
 
-/* A tensor of the table or number on top of the stack; dtype DTYPE_NONE: float32, bool for booleans, int64 for cdata. */
+/* A tensor of the table or number on top of the stack; dtype DTYPE_NONE: float32, bool for
+ * booleans, int64 for cdata. */
 static int tensor_of_value(State *S, lua_State *L, int64_t dtype, Tensor **out) {
   Nest n = {.S = S, .L = L, .ndim = -1};
   for (int d = 0; d < MF_MAX_DIMS; d++) n.shape[d] = -1;
   int rc = measure(&n, 0);
   if (rc) return rc;
-  if (dtype == DTYPE_NONE) dtype = n.any_number || (!n.any_bool && !n.any_cdata) ? F32 : n.any_cdata ? I64 : BOOL;
+  if (dtype == DTYPE_NONE)
+    dtype = n.any_number || (!n.any_bool && !n.any_cdata) ? F32 : n.any_cdata ? I64 : BOOL;
   n.dtype = (DType)dtype;
   n.size = dtype_size(n.dtype);
   Tensor *t = tensor_create(S->E, n.dtype, n.ndim, n.shape, DEVICE_CPU);
@@ -146,7 +163,7 @@ static int tensor_of_value(State *S, lua_State *L, int64_t dtype, Tensor **out) 
   return rc;
 }
 
-/* -- mf.tensor ------------------------------------------------------------------------------------------------------------------------ */
+/* -- mf.tensor --------------------------------------------------------------------------------- */
 
 typedef struct TensorOptions {
   int64_t dtype, device;
@@ -156,14 +173,21 @@ typedef struct TensorOptions {
 static int read_options(State *S, lua_State *L, int index, TensorOptions *o) {
   *o = (TensorOptions){DTYPE_NONE, DEVICE_CPU, false};
   if (lua_isnoneornil(L, index)) return 0;
-  if (!lua_istable(L, index)) return err_set(MF_EINVAL, "tensor: the second argument must be a table of options such as {dtype = mf.int64}");
+  if (!lua_istable(L, index))
+    return err_set(
+        MF_EINVAL,
+        "tensor: the second argument must be a table of options such as {dtype = mf.int64}");
   lua_pushnil(L);
   while (lua_next(L, index)) {
     const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
     int rc = 0;
     if (!strcmp(key, "dtype")) rc = bind_read_dtype(S, L, lua_gettop(L), "tensor", key, &o->dtype);
-    else if (!strcmp(key, "device")) rc = bind_read_device(S, L, lua_gettop(L), "tensor", key, &o->device);
-    else if (strcmp(key, "requires_grad")) rc = err_set(MF_EINVAL, "tensor: there is no option '%.40s'; there are dtype, device, requires_grad", key);
+    else if (!strcmp(key, "device"))
+      rc = bind_read_device(S, L, lua_gettop(L), "tensor", key, &o->device);
+    else if (strcmp(key, "requires_grad"))
+      rc = err_set(MF_EINVAL,
+                   "tensor: there is no option '%.40s'; there are dtype, device, requires_grad",
+                   key);
     else if (lua_isboolean(L, -1)) o->requires_grad = lua_toboolean(L, -1);
     else rc = err_set(MF_EINVAL, "tensor: requires_grad must be true or false");
     if (rc) return rc;
@@ -185,30 +209,36 @@ static int tensor_of_tensor(State *S, Tensor *source, int64_t dtype, Tensor **ou
 static int on_device(State *S, Tensor **t, int64_t device) {
   if ((*t)->m.device == device) return 0;
   if (device != DEVICE_META) return err_set(MF_EUNSUPPORTED, "tensor: cannot copy to this device");
-  Tensor *moved = tensor_create(S->E, (DType)(*t)->m.dtype, (*t)->m.ndim, (*t)->m.shape, (int)device);
+  Tensor *moved =
+      tensor_create(S->E, (DType)(*t)->m.dtype, (*t)->m.ndim, (*t)->m.shape, (int)device);
   tensor_release(*t);
   *t = moved;
   return moved ? 0 : MF_ENOMEM;
 }
 
-/* mf.tensor(data, {dtype=, device=, requires_grad=}): a tensor of a number, a boolean, nested tables of them, or a copy of a tensor. */
+/* mf.tensor(data, {dtype=, device=, requires_grad=}): a tensor of a number, a boolean, nested
+ * tables of them, or a copy of a tensor. */
 static int new_tensor(lua_State *L) {
   State *S = bind_state(L);
   TensorOptions o;
   Tensor *t = NULL;
-  if (lua_gettop(L) > 2) return bind_error(L, "tensor: two arguments are possible: data, and a table of options");
+  if (lua_gettop(L) > 2)
+    return bind_error(L, "tensor: two arguments are possible: data, and a table of options");
   lua_settop(L, 2);
   int rc = read_options(S, L, 2, &o);
   lua_settop(L, 2);
   lua_pushvalue(L, 1);
   Tensor *source = bind_to_tensor(S, L, 1);
   if (!rc && o.requires_grad && o.dtype != DTYPE_NONE && !dtype_is_float((DType)o.dtype))
-    rc = err_set(MF_EINVAL, "tensor: only float tensors have gradients, this is %s", dtype_name((DType)o.dtype));
-  if (!rc) rc = source ? tensor_of_tensor(S, source, o.dtype, &t) : tensor_of_value(S, L, o.dtype, &t);
+    rc = err_set(MF_EINVAL, "tensor: only float tensors have gradients, this is %s",
+                 dtype_name((DType)o.dtype));
+  if (!rc)
+    rc = source ? tensor_of_tensor(S, source, o.dtype, &t) : tensor_of_value(S, L, o.dtype, &t);
   if (!rc) rc = on_device(S, &t, o.device);
   if (!rc && o.requires_grad) {
     if (!dtype_is_float((DType)t->m.dtype)) {
-      rc = err_set(MF_EINVAL, "tensor: only float tensors have gradients, this is %s", dtype_name((DType)t->m.dtype));
+      rc = err_set(MF_EINVAL, "tensor: only float tensors have gradients, this is %s",
+                   dtype_name((DType)t->m.dtype));
     } else {
       Autograd *ag = tensor_autograd(t);
       if (ag) ag->requires_grad = true;
@@ -223,7 +253,8 @@ static int new_tensor(lua_State *L) {
   return 1;
 }
 
-/* The tensor at an index, or a new one of a number, boolean or table there; counted. NULL with the error set. */
+/* The tensor at an index, or a new one of a number, boolean or table there; counted. NULL with the
+ * error set. */
 Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype) {
   Tensor *t = bind_to_tensor(S, L, index);
   if (t) return tensor_retain(t);
@@ -233,9 +264,10 @@ Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype) {
   return rc ? NULL : t;
 }
 
-/* -- Back to Lua ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Back to Lua ------------------------------------------------------------------------------- */
 
-/* Pushes an element as a number or boolean; a whole number that a double cannot hold is an error. */
+/* Pushes an element as a number or boolean; a whole number that a double cannot hold is an error.
+ */
 static int push_element(lua_State *L, DType dtype, const char *p, const char *function) {
   if (dtype == BOOL) {
     lua_pushboolean(L, *(const uint8_t *)p);
@@ -244,7 +276,10 @@ static int push_element(lua_State *L, DType dtype, const char *p, const char *fu
   } else {
     int64_t v = dtype_get_i64(dtype, p);
     if ((double)v > exact || (double)v < -exact)
-      return err_set(MF_EINVAL, "%s: %lld is above 2^53 and no exact Lua number; x:item('int64') gives it as cdata", function, (long long)v);
+      return err_set(
+          MF_EINVAL,
+          "%s: %lld is above 2^53 and no exact Lua number; x:item('int64') gives it as cdata",
+          function, (long long)v);
     lua_pushnumber(L, (double)v);
   }
   return 0;
@@ -254,7 +289,8 @@ static int push_element(lua_State *L, DType dtype, const char *p, const char *fu
 static int push_cdata(lua_State *L, int64_t v) {
   lua_getglobal(L, "require");
   lua_pushliteral(L, "ffi");
-  if (lua_pcall(L, 1, 1, 0)) return err_set(MF_EUNSUPPORTED, "item: cdata needs LuaJIT's ffi, which is not there");
+  if (lua_pcall(L, 1, 1, 0))
+    return err_set(MF_EUNSUPPORTED, "item: cdata needs LuaJIT's ffi, which is not there");
   lua_getfield(L, -1, "new");
   lua_pushliteral(L, "int64_t");
   if (lua_pcall(L, 1, 1, 0)) return err_set(MF_EUNSUPPORTED, "item: %s", lua_tostring(L, -1));
@@ -272,7 +308,8 @@ static int item(lua_State *L) {
     if (push_element(L, (DType)t->m.dtype, tensor_data(t), "item")) return bind_raise(L);
     return 1;
   }
-  if (lua_type(L, 2) != LUA_TSTRING || strcmp(lua_tostring(L, 2), "int64")) return bind_error(L, "item: the only option is 'int64', for cdata");
+  if (lua_type(L, 2) != LUA_TSTRING || strcmp(lua_tostring(L, 2), "int64"))
+    return bind_error(L, "item: the only option is 'int64', for cdata");
   if (push_cdata(L, i)) return bind_raise(L);
   return 1;
 }
@@ -280,7 +317,8 @@ static int item(lua_State *L) {
 static int push_nested(lua_State *L, const Tensor *t, int d, const char *p) {
   if (d == t->m.ndim) return push_element(L, (DType)t->m.dtype, p, "tolist");
   int64_t n = t->m.shape[d], step = t->m.stride[d] * (int64_t)dtype_size((DType)t->m.dtype);
-  if (n > INT32_MAX / 2 || !lua_checkstack(L, 4)) return err_set(MF_EINVAL, "tolist: the tensor is too large");
+  if (n > INT32_MAX / 2 || !lua_checkstack(L, 4))
+    return err_set(MF_EINVAL, "tolist: the tensor is too large");
   lua_createtable(L, (int)n, 0);
   for (int64_t i = 0; i < n; i++) {
     int rc = push_nested(L, t, d + 1, p + i * step);
@@ -293,7 +331,8 @@ static int push_nested(lua_State *L, const Tensor *t, int d, const char *p) {
 /* x:tolist(): nested tables of numbers or booleans; a number for a 0-d tensor. */
 static int tolist(lua_State *L) {
   Tensor *t = bind_check_tensor(bind_state(L), L, 1, "tolist", "the first argument");
-  if (!t->storage) return bind_error(L, "tolist: the tensor is row-sparse; :to_dense() makes it dense");
+  if (!t->storage)
+    return bind_error(L, "tolist: the tensor is row-sparse; :to_dense() makes it dense");
   if (!tensor_has_data(t)) return bind_error(L, "tolist: a tensor on the meta device has no data");
   if (atomic_load(&t->storage->freed)) return bind_error(L, "tolist: the tensor was freed");
   if (push_nested(L, t, 0, tensor_data(t))) return bind_raise(L);

@@ -1,12 +1,15 @@
-/* Worker threads with Lua states of their own, over the same context; what lua/worker.lua is built on.
+/* Worker threads with Lua states of their own, over the same context; what lua/worker.lua is built
+ * on.
  *
- *   local w = mf._worker_start()        starts a thread that runs require('moonflow.worker').serve(its end)
- *   w:send(bytes, tensors)              a message: a string and a table of tensors, which cross by shared storage
- *   local bytes, tensors = w:receive()  the next message; nil when the other side has closed
- *   w:close()                           no more messages either way; waits for the thread
+ *   local w = mf._worker_start()        starts a thread that runs
+ * require('moonflow.worker').serve(its end) w:send(bytes, tensors)              a message: a string
+ * and a table of tensors, which cross by shared storage local bytes, tensors = w:receive()  the
+ * next message; nil when the other side has closed w:close()                           no more
+ * messages either way; waits for the thread
  *
- * The two ends share a Link with one queue each way. A queue is a list under a mutex; it is not bounded here, since the loader never has more
- * than a few batches under way. The thread ends when it finds its queue closed. Waiting on Lua's side ends on the context's interrupt. */
+ * The two ends share a Link with one queue each way. A queue is a list under a mutex; it is not
+ * bounded here, since the loader never has more than a few batches under way. The thread ends when
+ * it finds its queue closed. Waiting on Lua's side ends on the context's interrupt. */
 #include <lualib.h>
 #include <pthread.h>
 #include <string.h>
@@ -45,13 +48,13 @@ typedef struct Link {
 
 /* The userdata of an end. */
 typedef struct End {
-  Link *link; /* NULL after close */
+  Link *link;  /* NULL after close */
   bool inside; /* in the worker */
 } End;
 
 static const char end_type[] = "moonflow.worker";
 
-/* -- Messages -------------------------------------------------------------------------------------------------------------- */
+/* -- Messages ---------------------------------------------------------------------------------- */
 
 static void message_free(Message *m) {
   for (int i = 0; i < m->n_tensors; i++) storage_release(m->tensors[i].storage);
@@ -108,7 +111,7 @@ static End *check_end(lua_State *L) {
   return NULL;
 }
 
-/* -- send, receive --------------------------------------------------------------------------------------------------------------- */
+/* -- send, receive ----------------------------------------------------------------------------- */
 
 static int end_send(lua_State *L) {
   State *S = bind_state(L);
@@ -186,7 +189,8 @@ static int message_gc(lua_State *L) {
 static int end_receive(lua_State *L) {
   State *S = bind_state(L);
   End *end = check_end(L);
-  Message **held = lua_newuserdata(L, sizeof *held); /* so that an error while pushing loses nothing */
+  Message **held =
+      lua_newuserdata(L, sizeof *held); /* so that an error while pushing loses nothing */
   *held = NULL;
   lua_createtable(L, 0, 1);
   lua_pushcfunction(L, message_gc);
@@ -223,7 +227,7 @@ static int end_gc(lua_State *L) {
   return 0;
 }
 
-/* -- The thread --------------------------------------------------------------------------------------------------------------------- */
+/* -- The thread -------------------------------------------------------------------------------- */
 
 static void push_end(State *S, lua_State *L, Link *link, bool inside) {
   End *end = lua_newuserdata(L, sizeof *end);
@@ -270,7 +274,9 @@ static void *worker_thread(void *arg) {
   if (L) {
     lua_pushcfunction(L, worker_main);
     lua_pushlightuserdata(L, link);
-    lua_pcall(L, 1, 0, 0); /* serve reports its errors as messages; what fails before it leaves the queue closed */
+    lua_pcall(
+        L, 1, 0,
+        0); /* serve reports its errors as messages; what fails before it leaves the queue closed */
     lua_close(L);
   }
   pthread_mutex_lock(&link->lock);

@@ -46,7 +46,7 @@ static int no_memory(void) {
   return err_set(MF_ENOMEM, "backward: out of memory");
 }
 
-/* -- The heap --------------------------------------------------------------------------------- */
+/* -- The heap ---------------------------------------------------------------------------------- */
 
 static uint64_t seq_at(const PassSpace *s, size_t i) {
   return s->visits.at[s->heap.at[i]].node->seq;
@@ -76,7 +76,7 @@ static int heap_pop(PassSpace *s) {
   return top;
 }
 
-/* -- Visits ----------------------------------------------------------------------------------- */
+/* -- Visits ------------------------------------------------------------------------------------ */
 
 static Visit *visit_at(const Pass *p, int i) {
   return &p->space->visits.at[i];
@@ -96,7 +96,7 @@ static int visit_of(Pass *p, Node *n) {
   return n->place = (int)p->space->visits.n - 1;
 }
 
-/* -- Handing gradients on --------------------------------------------------------------------- */
+/* -- Handing gradients on ---------------------------------------------------------------------- */
 
 /* Whether nobody else sees g, so that it may be written. */
 static bool is_own(const Tensor *g) {
@@ -146,7 +146,7 @@ static int route(Pass *p, const Edge *edge, Tensor *g) {
   return add_gradient(p, v->g ? &v->g[edge->output] : &v->one, g);
 }
 
-/* -- One node --------------------------------------------------------------------------------- */
+/* -- One node ---------------------------------------------------------------------------------- */
 
 static bool edge_needed(const Pass *p, const Edge *e) {
   if (!e->node) return false;
@@ -194,7 +194,7 @@ static int run_node(Pass *p, Node *n, Tensor *const *gout) {
   return rc;
 }
 
-/* -- Leaves ----------------------------------------------------------------------------------- */
+/* -- Leaves ------------------------------------------------------------------------------------ */
 
 /* Whether g can become t's gradient without a copy: nobody else sees it, and it lies as t does. */
 static bool can_steal(const Tensor *t, const Tensor *g) {
@@ -233,7 +233,7 @@ static int finish_leaf(Pass *p, Node *n, Tensor *g) {
   return rc;
 }
 
-/* -- The pass --------------------------------------------------------------------------------- */
+/* -- The pass ---------------------------------------------------------------------------------- */
 
 static int compare_seq(const void *a, const void *b) {
   const Node *x = *(Node *const *)a, *y = *(Node *const *)b;
@@ -337,7 +337,7 @@ static int drain(Pass *p) {
   return rc;
 }
 
-/* -- Beginning and end ------------------------------------------------------------------------ */
+/* -- Beginning and end ------------------------------------------------------------------------- */
 
 static Tensor *ones_like(Eager *E, const Tensor *t) {
   Tensor *one = tensor_create(E, (DType)t->m.dtype, t->m.ndim, t->m.shape, t->m.device);

@@ -5,7 +5,7 @@
 
 enum { CALL_SMALL = 16 }; /* calls of more inputs need memory for lists of them */
 
-/* -- Of write.c, in the order of a call that writes ------------------------------------------- */
+/* -- Of write.c, in the order of a call that writes -------------------------------------------- */
 
 /* Operands that lie in the written memory at another place are read from copies: c->in becomes
  * `copies`, all counted. */

@@ -11,7 +11,7 @@
 #include "sparse.h"
 #include "tape.h"
 
-/* -- Checks ----------------------------------------------------------------------------------- */
+/* -- Checks ------------------------------------------------------------------------------------ */
 
 static const char *device_name(Eager *E, int type) {
   return E->context->devices[type] ? E->context->devices[type]->api->name : "?";
@@ -47,7 +47,7 @@ static int check_inputs(Eager *E, EagerCall *c, bool *tracked, bool *rows) {
   return 0;
 }
 
-/* -- Outputs ---------------------------------------------------------------------------------- */
+/* -- Outputs ----------------------------------------------------------------------------------- */
 
 typedef struct Asking {
   Infer infer;
@@ -139,7 +139,7 @@ static int infer_outputs(Eager *E, EagerCall *c) {
   return rc;
 }
 
-/* -- Launch ----------------------------------------------------------------------------------- */
+/* -- Launch ------------------------------------------------------------------------------------ */
 
 static void fill_view(View *v, const Tensor *t) {
   if (!t) {
@@ -187,7 +187,7 @@ static int launch(Eager *E, EagerCall *c) {
   return rc;
 }
 
-/* -- The call --------------------------------------------------------------------------------- */
+/* -- The call ---------------------------------------------------------------------------------- */
 
 static int run(Eager *E, EagerCall *c, bool tracked);
 
@@ -249,7 +249,7 @@ int eager_run(Eager *E, EagerCall *c) {
   return rc;
 }
 
-/* -- Calls from C ----------------------------------------------------------------------------- */
+/* -- Calls from C ------------------------------------------------------------------------------ */
 
 static int call_simple(Eager *E, EagerCall *c, int op, int n_in, Tensor *const *in,
                        const void *args) {

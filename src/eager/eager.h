@@ -15,7 +15,7 @@ typedef struct Tensor Tensor;
 typedef struct Node Node;
 typedef struct Autograd Autograd;
 
-/* -- Tensors ---------------------------------------------------------------------------------- */
+/* -- Tensors ----------------------------------------------------------------------------------- */
 
 /* A handle on a storage. Counted; not atomic. A row-sparse tensor has no storage, but ids and
  * values; see sparse.h. */
@@ -71,7 +71,7 @@ View tensor_view(const Tensor *t);
  * Refuses meta and freed ones. */
 int tensor_item(const Tensor *t, double *f, int64_t *i);
 
-/* -- The state -------------------------------------------------------------------------------- */
+/* -- The state --------------------------------------------------------------------------------- */
 
 /* A call as the dispatcher takes it. Outputs belong to the caller afterwards. */
 typedef struct EagerCall {

@@ -10,7 +10,7 @@
 #include "sparse.h"
 #include "tape_int.h"
 
-/* -- What was kept ---------------------------------------------------------------------------- */
+/* -- What was kept ----------------------------------------------------------------------------- */
 
 /* The name of the op that wrote into s last, as the user calls it. */
 static const char *writer_name(Storage *s, char *buf, size_t n) {
@@ -53,7 +53,7 @@ static int check_saved(const Node *n) {
   return rc;
 }
 
-/* -- Gradient lines --------------------------------------------------------------------------- */
+/* -- Gradient lines ---------------------------------------------------------------------------- */
 
 static const char *tensor_param(const Op *op, int position) {
   for (int i = 0; i < op->n_params; i++)
@@ -85,7 +85,7 @@ static int run_function(Eager *E, Node *n, Tensor *const *gout, const bool *need
   return E->owner.function(E->owner.ud, n, gout, need, gin);
 }
 
-/* -- The form of a gradient ------------------------------------------------------------------- */
+/* -- The form of a gradient -------------------------------------------------------------------- */
 
 Tensor *tape_zeros(Eager *E, const GradMeta *m) {
   Tensor *z = tensor_create(E, (DType)m->dtype, m->ndim, m->shape, m->device);
@@ -130,7 +130,7 @@ int tape_fit(Eager *E, const Node *n, int k, Tensor **g) {
   return replace(g, eager_op(E, OP_cast, 1, g, &(struct cast_args){.dtype = m->dtype}));
 }
 
-/* -- Anomaly mode ----------------------------------------------------------------------------- */
+/* -- Anomaly mode ------------------------------------------------------------------------------ */
 
 static bool has_nan(Eager *E, Tensor *g) {
   if (tensor_is_rows(g)) g = g->row_values;

@@ -7,7 +7,7 @@
 #include "op_ids.h"
 #include "sparse.h"
 
-/* -- Making ----------------------------------------------------------------------------------- */
+/* -- Making ------------------------------------------------------------------------------------ */
 
 static int check_ids(const Tensor *ids, int64_t n) {
   if (!tensor_has_data(ids)) return 0;
@@ -72,7 +72,7 @@ static Tensor *with_values(const Tensor *t, Tensor *values) {
   return r;
 }
 
-/* -- Sums and forms --------------------------------------------------------------------------- */
+/* -- Sums and forms ---------------------------------------------------------------------------- */
 
 static Tensor *cat(Eager *E, Tensor *a, Tensor *b) {
   return eager_op(E, OP_cat, 2, (Tensor *[]){a, b}, &(struct cat_args){.n_xs = 2});
@@ -169,7 +169,7 @@ int sparse_zero(Eager *E, Tensor *t) {
   return 0;
 }
 
-/* -- Calls ------------------------------------------------------------------------------------ */
+/* -- Calls ------------------------------------------------------------------------------------- */
 
 static int refuse(const EagerCall *c) {
   return err_set(MF_EINVAL, "%s: takes no row-sparse tensor; :to_dense() makes it dense",

@@ -14,7 +14,7 @@
 #include "op_ids.h"
 #include "tape_int.h"
 
-/* -- Nodes ------------------------------------------------------------------------------------ */
+/* -- Nodes ------------------------------------------------------------------------------------- */
 
 Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_saved,
                     int n_dims, const void *args) {
@@ -106,7 +106,7 @@ const char *tape_node_name(const Node *n) {
   return n->op ? n->op->name : "leaf";
 }
 
-/* -- Records of tensors ----------------------------------------------------------------------- */
+/* -- Records of tensors ------------------------------------------------------------------------ */
 
 /* Takes t off the list of those whose gradient its node keeps. */
 static void forget_retained(Tensor *t) {
@@ -154,7 +154,7 @@ int tape_retain_grad(Eager *E, Tensor *t) {
   return 0;
 }
 
-/* -- Where a tensor comes from ---------------------------------------------------------------- */
+/* -- Where a tensor comes from ----------------------------------------------------------------- */
 
 static Node *accumulate_node(Eager *E, Tensor *leaf) {
   if (leaf->ag->accumulate) return tape_node_retain(leaf->ag->accumulate);
@@ -184,7 +184,7 @@ int tape_edge(Eager *E, Tensor *t, Edge *edge) {
   return edge->node ? 0 : MF_ENOMEM;
 }
 
-/* -- What is kept ----------------------------------------------------------------------------- */
+/* -- What is kept ------------------------------------------------------------------------------ */
 
 static int param_of(const EagerCall *c, int k) {
   return c->op->n_lists ? op_param_of_input(c->op, c->args, k) : k;
@@ -247,7 +247,7 @@ static int save_for_backward(EagerCall *c, Node *n, uint32_t ins, uint32_t outs)
   return rc;
 }
 
-/* -- Recording -------------------------------------------------------------------------------- */
+/* -- Recording --------------------------------------------------------------------------------- */
 
 static int record_outputs(Eager *E, EagerCall *c, Node *n) {
   int rc = 0;

@@ -3,7 +3,7 @@
 #define MF_TAPE_INT_H
 #include "tape.h"
 
-/* -- tape.c ----------------------------------------------------------------------------------- */
+/* -- tape.c ------------------------------------------------------------------------------------ */
 
 /* A node with room for n_dims sizes in its metas and for n_saved kept tensors (all or none); next
  * and saved are empty. */
@@ -16,7 +16,7 @@ static inline Node *tape_node_retain(Node *n) {
   return n;
 }
 
-/* -- view.c ----------------------------------------------------------------------------------- */
+/* -- view.c ------------------------------------------------------------------------------------ */
 
 /* Brings t's node up to date after in-place writes to its base. */
 int tape_refresh(Eager *E, Tensor *t);
@@ -25,7 +25,7 @@ int tape_rebase(Eager *E, Tensor *written, Node *n, int output);
 int tape_run_view(Eager *E, Node *n, Tensor *const *gout, Tensor **gin);
 int tape_run_copy_slices(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin);
 
-/* -- gradient.c: the gradients of one node ---------------------------------------------------- */
+/* -- gradient.c: the gradients of one node ----------------------------------------------------- */
 
 int tape_run_node(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin);
 /* Runs the gradient lines of an op. */

@@ -11,7 +11,7 @@
 #include "op_ids.h"
 #include "tape_int.h"
 
-/* -- Recording -------------------------------------------------------------------------------- */
+/* -- Recording --------------------------------------------------------------------------------- */
 
 int tape_view_of(Eager *E, Tensor *y, Tensor *x) {
   y->storage = x->storage;
@@ -124,7 +124,7 @@ int tape_rebase(Eager *E, Tensor *written, Node *n, int output) {
   return rc;
 }
 
-/* -- The way back ----------------------------------------------------------------------------- */
+/* -- The way back ------------------------------------------------------------------------------ */
 
 static Tensor *slice_of(Eager *E, Tensor *g, const Geometry *at) {
   struct slice_base_args args = {at->base_stride, at->size, at->stride, at->offset};

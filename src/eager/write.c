@@ -85,7 +85,7 @@ int call_after_write(Eager *E, EagerCall *c) {
   return each_written(c, count);
 }
 
-/* -- Operands in the same memory -------------------------------------------------------------- */
+/* -- Operands in the same memory --------------------------------------------------------------- */
 
 static const Tensor *first_written(const EagerCall *c) {
   if (c->into) return c->into;

@@ -27,7 +27,7 @@ static int fail(const char *what) {
   return err_set(MF_EIO, "%s: %m", what);
 }
 
-/* -- Reading ---------------------------------------------------------- */
+/* -- Reading ----------------------------------------------------------------------------------- */
 
 int disk_open(const char *path, int *fd, int64_t *size) {
   /* Without O_NONBLOCK, opening a pipe would wait for its writer. */
@@ -57,7 +57,7 @@ int disk_read(int fd, void *data, size_t n, int64_t offset) {
   return 0;
 }
 
-/* -- Replacing -------------------------------------------------------- */
+/* -- Replacing --------------------------------------------------------------------------------- */
 
 static void forget(DiskReplace *r) {
   if (r->fd >= 0) close(r->fd);

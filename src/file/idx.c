@@ -127,7 +127,7 @@ static int check_end(IdxFile *f) {
   return err_set(MF_EIO, "the compressed data is damaged: %s", text);
 }
 
-/* -- Exported --------------------------------------------------------- */
+/* -- Exported ---------------------------------------------------------------------------------- */
 
 int idx_open(IdxFile *f, const char *path) {
   *f = (IdxFile){0};

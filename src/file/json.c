@@ -36,7 +36,7 @@ static void skip_space(Json *j) {
   while (j->at < j->end && strchr(" \t\r\n", *j->at) && *j->at) j->at++;
 }
 
-/* -- Strings ---------------------------------------------------------- */
+/* -- Strings ----------------------------------------------------------------------------------- */
 
 /* The length of the UTF-8 sequence at s, 0 where it is malformed. */
 static size_t utf8_length(const unsigned char *s, size_t n) {
@@ -122,7 +122,7 @@ static JsonKind read_string(Json *j, JsonKind kind) {
   return j->string.failed ? fail(j, "out of memory") : kind;
 }
 
-/* -- Numbers and words ------------------------------------------------ */
+/* -- Numbers and words ------------------------------------------------------------------------- */
 
 static bool skip_digits(Json *j) {
   const char *start = j->at;
@@ -186,7 +186,7 @@ static JsonKind read_word(Json *j) {
   return fail(j, "expected a value");
 }
 
-/* -- Structure -------------------------------------------------------- */
+/* -- Structure --------------------------------------------------------------------------------- */
 
 static JsonKind open_bracket(Json *j, bool object) {
   if (j->depth == JSON_DEPTH_MAX) return fail(j, "nested too deeply");
@@ -234,7 +234,7 @@ static JsonKind read_after_value(Json *j) {
   return json_next(j); /* once: the new state is not this one */
 }
 
-/* -- Exported --------------------------------------------------------- */
+/* -- Exported ---------------------------------------------------------------------------------- */
 
 void json_open(Json *j, const char *text, size_t n) {
   memset(j, 0, sizeof *j);

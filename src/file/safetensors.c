@@ -50,7 +50,7 @@ static int path_error(int code, const char *op, const char *path) {
   return err_prefix(code, op);
 }
 
-/* -- The header's JSON ------------------------------------------------ */
+/* -- The header's JSON ------------------------------------------------------------------------- */
 
 typedef struct Header {
   Json json;
@@ -185,7 +185,7 @@ static int parse_header(Header *h) {
   return code;
 }
 
-/* -- What holds between entries --------------------------------------- */
+/* -- What holds between entries ---------------------------------------------------------------- */
 
 static int by_range(const void *a, const void *b) {
   const SafetensorsEntry *x = a, *y = b;
@@ -241,7 +241,7 @@ static int check_ranges(SafetensorsEntry *entries, size_t n, int64_t size) {
   return err_set(MF_EIO, "%lld bytes follow the last tensor", (long long)(size - end));
 }
 
-/* -- Reading ---------------------------------------------------------- */
+/* -- Reading ----------------------------------------------------------------------------------- */
 
 static int read_header(Safetensors *f, const char *text, size_t n, int64_t data_size) {
   if (n == 0 || text[0] != '{')
@@ -318,7 +318,7 @@ void safetensors_close(Safetensors *f) {
   *f = (Safetensors){.fd = -1};
 }
 
-/* -- Writing ---------------------------------------------------------- */
+/* -- Writing ----------------------------------------------------------------------------------- */
 
 static int by_place(const void *a, const void *b) {
   const SafetensorsEntry *x = *(SafetensorsEntry *const *)a, *y = *(SafetensorsEntry *const *)b;

@@ -86,7 +86,7 @@ static void gemm_part_f64(bool ta, bool tb, int64_t m, int64_t n, int64_t k, con
 #include "attention_kernels.h"
 #include "sbp_rule.h"
 
-/* -- Setting up ---------- */
+/* -- Setting up -------------------------------------------------------------------------------- */
 
 typedef struct Scheme {
   DType compute;
@@ -192,7 +192,7 @@ static void attention_store(const Attention *t, const Scheme *s) {
   }
 }
 
-/* -- Forward ---------- */
+/* -- Forward ----------------------------------------------------------------------------------- */
 
 static int check_operands(Infer *I, int q, int k, int v) {
   const Meta *a = I->in[q], *b = I->in[k], *c = I->in[v];
@@ -305,13 +305,13 @@ static int attention_sbp(SbpAsk *q) {
 /* softmax(scale q k' + mask) v, and per row the logarithm of the softmax's sum. is_causal: row i
  * sees keys up to i. */
 OP(attention,
-   .signature = "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, bool "
-                "is_causal=False, float scale) -> (Tensor y, Tensor lse)",
-   .flags = OP_HIDDEN,
-   .sbp_rule = attention_sbp,
-   .infer = attention_infer, .cpu = attention_cpu, .scratch = attention_scratch)
+   .signature =
+       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, bool "
+       "is_causal=False, float scale) -> (Tensor y, Tensor lse)",
+   .flags = OP_HIDDEN, .sbp_rule = attention_sbp, .infer = attention_infer, .cpu = attention_cpu,
+   .scratch = attention_scratch)
 
-/* -- Backward ---------- */
+/* -- Backward ---------------------------------------------------------------------------------- */
 
 static int attention_backward_infer(Infer *I) {
   int rc = check_operands(I, 0, 1, 2);
@@ -363,18 +363,17 @@ static int attention_backward_cpu(const OpCall *c) {
 
 static int attention_backward_sbp(SbpAsk *q) {
   const struct attention_backward_args *a = q->args;
-  return sbp_notation(
-      q, a->is_causal
-             ? "... L E, ... S E, ... S F, ... L F, ... L F, ... L, ... L S -> ... L E, ... S E, ... S F"
-             : "... l E, ... S E, ... S F, ... l F, ... l F, ... l, ... l S -> ... l E, ... S E, ... S F");
+  return sbp_notation(q, a->is_causal ? "... L E, ... S E, ... S F, ... L F, ... L F, ... L, ... L "
+                                        "S -> ... L E, ... S E, ... S F"
+                                      : "... l E, ... S E, ... S F, ... l F, ... l F, ... l, ... l "
+                                        "S -> ... l E, ... S E, ... S F");
 }
 
 /* The gradients of attention from that of its result, g, and its results y and lse. */
 OP(attention_backward,
-   .signature = "attention_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor y, Tensor lse, "
-                "Tensor? mask=None, *, "
-                "bool is_causal=False, float scale) -> (Tensor q, Tensor k, Tensor v)",
-   .flags = OP_HIDDEN,
-   .sbp_rule = attention_backward_sbp,
-   .infer = attention_backward_infer, .cpu = attention_backward_cpu,
-   .scratch = attention_backward_scratch)
+   .signature =
+       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor y, Tensor lse, "
+       "Tensor? mask=None, *, "
+       "bool is_causal=False, float scale) -> (Tensor q, Tensor k, Tensor v)",
+   .flags = OP_HIDDEN, .sbp_rule = attention_backward_sbp, .infer = attention_backward_infer,
+   .cpu = attention_backward_cpu, .scratch = attention_backward_scratch)

@@ -1,9 +1,11 @@
 /* batch_norm in training and evaluation, and its gradient.
  *
- * A tensor (N, C, ...) lies in one of two ways: planes, where each channel of each sample is one run of L elements, or rows, where the C channels of each place lie
- * side by side (channels_last, and L = 1). Both have loops of their own, so that memory is read in order; other layouts and dtypes go through a copy. Statistics
- * are those of moments.h. Planes are shared out by channels, so that each channel's sums are made by one thread; rows by rows, with a set of sums a
- * thread that is joined in order. */
+ * A tensor (N, C, ...) lies in one of two ways: planes, where each channel of each sample is one
+ * run of L elements, or rows, where the C channels of each place lie side by side (channels_last,
+ * and L = 1). Both have loops of their own, so that memory is read in order; other layouts and
+ * dtypes go through a copy. Statistics are those of moments.h. Planes are shared out by channels,
+ * so that each channel's sums are made by one thread; rows by rows, with a set of sums a thread
+ * that is joined in order. */
 #include "copy_views.h"
 #include "norm_rows.h"
 #include "op_args.h"
@@ -16,11 +18,13 @@ typedef struct BatchJob {
   int64_t n, channels, inner; /* N, C, L */
   bool rows;
   PointwiseClass cls;
-  char *x, *g, *y;            /* of the compute type, in the layout; y is gx in the backward pass */
-  double *mean, *second;      /* C each: M2, or the sum of g (x - mean); parts of them one behind the other for rows */
-  double *sum;                /* C each: the sum of g */
+  char *x, *g, *y;       /* of the compute type, in the layout; y is gx in the backward pass */
+  double *mean, *second; /* C each: M2, or the sum of g (x - mean); parts of them one behind the
+                            other for rows */
+  double *sum;           /* C each: the sum of g */
   int64_t parts;
-  char *shift, *a, *b, *c;    /* C each, of the compute type: y = (x - shift) a + b; gx = a g + b (x - shift) + c */
+  char *shift, *a, *b,
+      *c; /* C each, of the compute type: y = (x - shift) a + b; gx = a g + b (x - shift) + c */
 } BatchJob;
 
 static char *reserve(char *base, size_t *used, size_t bytes) {
@@ -29,7 +33,7 @@ static char *reserve(char *base, size_t *used, size_t bytes) {
   return at;
 }
 
-/* -- Layouts ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Layouts ----------------------------------------------------------------------------------- */
 
 /* The strides of x's shape in one of the two layouts. */
 static void layout_strides(const View *x, bool rows, int64_t *stride) {
@@ -54,7 +58,8 @@ static bool has_layout(const View *x, bool rows) {
   return true;
 }
 
-/* The tensor itself where it lies right and is of the compute type, else room for such a copy, filled when `copy`. */
+/* The tensor itself where it lies right and is of the compute type, else room for such a copy,
+ * filled when `copy`. */
 static char *laid(const BatchJob *j, const View *v, char *base, size_t *used, bool copy) {
   int64_t stride[MF_MAX_DIMS];
   if (block_is_native((DType)v->dtype, j->cls) && has_layout(v, j->rows)) return v->data;
@@ -105,108 +110,126 @@ static size_t prepare(BatchJob *j, const View *x, const View *g, const View *y, 
 }
 
 static double item(const View *v, int64_t i) {
-  return dtype_get_f64((DType)v->dtype, (char *)v->data + i * v->stride[0] * (int64_t)dtype_size((DType)v->dtype));
+  return dtype_get_f64((DType)v->dtype,
+                       (char *)v->data + i * v->stride[0] * (int64_t)dtype_size((DType)v->dtype));
 }
 
 static void set_item(const View *v, int64_t i, double value) {
-  dtype_set_f64((DType)v->dtype, (char *)v->data + i * v->stride[0] * (int64_t)dtype_size((DType)v->dtype), value);
+  dtype_set_f64((DType)v->dtype,
+                (char *)v->data + i * v->stride[0] * (int64_t)dtype_size((DType)v->dtype), value);
 }
 
 static int64_t part_row(const BatchJob *j, int64_t p) {
   return p * j->n * j->inner / j->parts;
 }
 
-/* -- Loops over planes and rows ------------------------------------------------------------------------------------------------------ */
+/* -- Loops over planes and rows ---------------------------------------------------------------- */
 
-#define BATCH_NORM(C, T)                                                                                                        \
-  /* Moments of channels [begin, end). */                                                                                       \
-  static void plane_moments_##C(int64_t begin, int64_t end, void *arg) {                                                        \
-    const BatchJob *j = arg;                                                                                                    \
-    for (int64_t n = 0; n < j->n; n++)                                                                                          \
-      for (int64_t c = begin; c < end; c++)                                                                                     \
-        moments_row_##C(j->inner, (const T *)j->x + (n * j->channels + c) * j->inner, n * j->inner, &j->mean[c], &j->second[c]); \
-  }                                                                                                                             \
-  static void row_moments_##C(int64_t begin, int64_t end, void *arg) {                                                          \
-    const BatchJob *j = arg;                                                                                                    \
-    for (int64_t p = begin; p < end; p++) {                                                                                     \
-      double *mean = j->mean + p * j->channels, *m2 = j->second + p * j->channels;                                              \
-      int64_t first = part_row(j, p), rows = part_row(j, p + 1) - first;                                                        \
-      memset(mean, 0, sizeof(double) * (size_t)j->channels);                                                                    \
-      memset(m2, 0, sizeof(double) * (size_t)j->channels);                                                                      \
-      moments_columns_##C(rows, j->channels, (const T *)j->x + first * j->channels, j->channels, 0, mean, m2);                  \
-    }                                                                                                                           \
-  }                                                                                                                             \
-  static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */                                      \
-    const BatchJob *j = arg;                                                                                                    \
-    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;                                           \
-    for (int64_t k = begin; k < end; k++) {                                                                                     \
-      int64_t c = k % j->channels;                                                                                              \
-      norm_apply_one_##C(j->inner, (const T *)j->x + k * j->inner, shift[c], a[c], b[c], (T *)j->y + k * j->inner);             \
-    }                                                                                                                           \
-  }                                                                                                                             \
-  static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                                                            \
-    const BatchJob *j = arg;                                                                                                    \
-    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a, *restrict b = (const T *)j->b;                \
-    for (int64_t r = begin; r < end; r++) {                                                                                     \
-      const T *restrict x = (const T *)j->x + r * j->channels;                                                                  \
-      T *restrict y = (T *)j->y + r * j->channels;                                                                              \
-      for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];                                         \
-    }                                                                                                                           \
-  }                                                                                                                             \
-  static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                                                           \
-    const BatchJob *j = arg;                                                                                                    \
-    const T *shift = (const T *)j->shift;                                                                                       \
-    for (int64_t c = begin; c < end; c++) j->sum[c] = j->second[c] = 0;                                                         \
-    for (int64_t n = 0; n < j->n; n++)                                                                                          \
-      for (int64_t c = begin; c < end; c++) {                                                                                   \
-        int64_t at = (n * j->channels + c) * j->inner;                                                                          \
-        norm_sums_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c], &j->sum[c], &j->second[c]);           \
-      }                                                                                                                         \
-  }                                                                                                                             \
-  static inline void tile_sums_##C(int64_t rows, int64_t n, int64_t step, const T *restrict g, const T *restrict x, const T *restrict shift, \
-                                   double *restrict sum, double *restrict second) {                                             \
-    T s[WIDTH] = {0}, d[WIDTH] = {0};                                                                                           \
-    for (int64_t r = 0; r < rows; r++)                                                                                          \
-      for (int64_t i = 0; i < n; i++) {                                                                                         \
-        T v = g[r * step + i];                                                                                                  \
-        s[i] += v, d[i] += v * (x[r * step + i] - shift[i]);                                                                    \
-      }                                                                                                                         \
-    for (int64_t i = 0; i < n; i++) sum[i] += (double)s[i], second[i] += (double)d[i];                                          \
-  }                                                                                                                             \
-  static void row_sums_##C(int64_t begin, int64_t end, void *arg) {                                                             \
-    const BatchJob *j = arg;                                                                                                    \
-    int64_t step = j->channels;                                                                                                 \
-    for (int64_t p = begin; p < end; p++) {                                                                                     \
-      double *sum = j->sum + p * step, *second = j->second + p * step;                                                          \
-      memset(sum, 0, sizeof(double) * (size_t)step);                                                                            \
-      memset(second, 0, sizeof(double) * (size_t)step);                                                                         \
-      for (int64_t r = part_row(j, p), last = part_row(j, p + 1); r < last; r += ROWS) {                                        \
-        int64_t rows = last - r < ROWS ? last - r : ROWS, c = 0;                                                                \
-        const T *g = (const T *)j->g + r * step, *x = (const T *)j->x + r * step, *shift = (const T *)j->shift;                 \
-        for (; c + WIDTH <= step; c += WIDTH) tile_sums_##C(rows, WIDTH, step, g + c, x + c, shift + c, sum + c, second + c);   \
-        if (c < step) tile_sums_##C(rows, step - c, step, g + c, x + c, shift + c, sum + c, second + c);                        \
-      }                                                                                                                         \
-    }                                                                                                                           \
-  }                                                                                                                             \
-  static void plane_input_##C(int64_t begin, int64_t end, void *arg) {                                                          \
-    const BatchJob *j = arg;                                                                                                    \
-    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b, *d = (const T *)j->c;                     \
-    for (int64_t k = begin; k < end; k++) {                                                                                     \
-      int64_t c = k % j->channels, at = k * j->inner;                                                                           \
-      norm_input_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c], a[c], b[c], d[c], (T *)j->y + at);     \
-    }                                                                                                                           \
-  }                                                                                                                             \
-  static void row_input_##C(int64_t begin, int64_t end, void *arg) {                                                            \
-    const BatchJob *j = arg;                                                                                                    \
-    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a, *restrict b = (const T *)j->b, *restrict d = (const T *)j->c; \
-    for (int64_t r = begin; r < end; r++) {                                                                                     \
-      const T *restrict g = (const T *)j->g + r * j->channels, *restrict x = (const T *)j->x + r * j->channels;                 \
-      T *restrict gx = (T *)j->y + r * j->channels;                                                                             \
-      for (int64_t c = 0; c < j->channels; c++) gx[c] = a[c] * g[c] + (b[c] * (x[c] - shift[c]) + d[c]);                        \
-    }                                                                                                                           \
-  }                                                                                                                             \
-  static void set_channel_##C(const BatchJob *j, int64_t i, double shift, double a, double b, double c) {                       \
-    ((T *)j->shift)[i] = (T)shift, ((T *)j->a)[i] = (T)a, ((T *)j->b)[i] = (T)b, ((T *)j->c)[i] = (T)c;                         \
+#define BATCH_NORM(C, T)                                                                         \
+  /* Moments of channels [begin, end). */                                                        \
+  static void plane_moments_##C(int64_t begin, int64_t end, void *arg) {                         \
+    const BatchJob *j = arg;                                                                     \
+    for (int64_t n = 0; n < j->n; n++)                                                           \
+      for (int64_t c = begin; c < end; c++)                                                      \
+        moments_row_##C(j->inner, (const T *)j->x + (n * j->channels + c) * j->inner,            \
+                        n * j->inner, &j->mean[c], &j->second[c]);                               \
+  }                                                                                              \
+  static void row_moments_##C(int64_t begin, int64_t end, void *arg) {                           \
+    const BatchJob *j = arg;                                                                     \
+    for (int64_t p = begin; p < end; p++) {                                                      \
+      double *mean = j->mean + p * j->channels, *m2 = j->second + p * j->channels;               \
+      int64_t first = part_row(j, p), rows = part_row(j, p + 1) - first;                         \
+      memset(mean, 0, sizeof(double) * (size_t)j->channels);                                     \
+      memset(m2, 0, sizeof(double) * (size_t)j->channels);                                       \
+      moments_columns_##C(rows, j->channels, (const T *)j->x + first * j->channels, j->channels, \
+                          0, mean, m2);                                                          \
+    }                                                                                            \
+  }                                                                                              \
+  static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */       \
+    const BatchJob *j = arg;                                                                     \
+    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;            \
+    for (int64_t k = begin; k < end; k++) {                                                      \
+      int64_t c = k % j->channels;                                                               \
+      norm_apply_one_##C(j->inner, (const T *)j->x + k * j->inner, shift[c], a[c], b[c],         \
+                         (T *)j->y + k * j->inner);                                              \
+    }                                                                                            \
+  }                                                                                              \
+  static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                             \
+    const BatchJob *j = arg;                                                                     \
+    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                \
+                      *restrict b = (const T *)j->b;                                             \
+    for (int64_t r = begin; r < end; r++) {                                                      \
+      const T *restrict x = (const T *)j->x + r * j->channels;                                   \
+      T *restrict y = (T *)j->y + r * j->channels;                                               \
+      for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];          \
+    }                                                                                            \
+  }                                                                                              \
+  static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                            \
+    const BatchJob *j = arg;                                                                     \
+    const T *shift = (const T *)j->shift;                                                        \
+    for (int64_t c = begin; c < end; c++) j->sum[c] = j->second[c] = 0;                          \
+    for (int64_t n = 0; n < j->n; n++)                                                           \
+      for (int64_t c = begin; c < end; c++) {                                                    \
+        int64_t at = (n * j->channels + c) * j->inner;                                           \
+        norm_sums_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c],        \
+                          &j->sum[c], &j->second[c]);                                            \
+      }                                                                                          \
+  }                                                                                              \
+  static inline void tile_sums_##C(int64_t rows, int64_t n, int64_t step, const T *restrict g,   \
+                                   const T *restrict x, const T *restrict shift,                 \
+                                   double *restrict sum, double *restrict second) {              \
+    T s[WIDTH] = {0}, d[WIDTH] = {0};                                                            \
+    for (int64_t r = 0; r < rows; r++)                                                           \
+      for (int64_t i = 0; i < n; i++) {                                                          \
+        T v = g[r * step + i];                                                                   \
+        s[i] += v, d[i] += v * (x[r * step + i] - shift[i]);                                     \
+      }                                                                                          \
+    for (int64_t i = 0; i < n; i++) sum[i] += (double)s[i], second[i] += (double)d[i];           \
+  }                                                                                              \
+  static void row_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
+    const BatchJob *j = arg;                                                                     \
+    int64_t step = j->channels;                                                                  \
+    for (int64_t p = begin; p < end; p++) {                                                      \
+      double *sum = j->sum + p * step, *second = j->second + p * step;                           \
+      memset(sum, 0, sizeof(double) * (size_t)step);                                             \
+      memset(second, 0, sizeof(double) * (size_t)step);                                          \
+      for (int64_t r = part_row(j, p), last = part_row(j, p + 1); r < last; r += ROWS) {         \
+        int64_t rows = last - r < ROWS ? last - r : ROWS, c = 0;                                 \
+        const T *g = (const T *)j->g + r * step, *x = (const T *)j->x + r * step,                \
+                *shift = (const T *)j->shift;                                                    \
+        for (; c + WIDTH <= step; c += WIDTH)                                                    \
+          tile_sums_##C(rows, WIDTH, step, g + c, x + c, shift + c, sum + c, second + c);        \
+        if (c < step)                                                                            \
+          tile_sums_##C(rows, step - c, step, g + c, x + c, shift + c, sum + c, second + c);     \
+      }                                                                                          \
+    }                                                                                            \
+  }                                                                                              \
+  static void plane_input_##C(int64_t begin, int64_t end, void *arg) {                           \
+    const BatchJob *j = arg;                                                                     \
+    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b,            \
+            *d = (const T *)j->c;                                                                \
+    for (int64_t k = begin; k < end; k++) {                                                      \
+      int64_t c = k % j->channels, at = k * j->inner;                                            \
+      norm_input_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c], a[c],   \
+                         b[c], d[c], (T *)j->y + at);                                            \
+    }                                                                                            \
+  }                                                                                              \
+  static void row_input_##C(int64_t begin, int64_t end, void *arg) {                             \
+    const BatchJob *j = arg;                                                                     \
+    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                \
+                      *restrict b = (const T *)j->b, *restrict d = (const T *)j->c;              \
+    for (int64_t r = begin; r < end; r++) {                                                      \
+      const T *restrict g = (const T *)j->g + r * j->channels, *restrict x = (const T *)j->x +   \
+                                                                             r * j->channels;    \
+      T *restrict gx = (T *)j->y + r * j->channels;                                              \
+      for (int64_t c = 0; c < j->channels; c++)                                                  \
+        gx[c] = a[c] * g[c] + (b[c] * (x[c] - shift[c]) + d[c]);                                 \
+    }                                                                                            \
+  }                                                                                              \
+  static void set_channel_##C(const BatchJob *j, int64_t i, double shift, double a, double b,    \
+                              double c) {                                                        \
+    ((T *)j->shift)[i] = (T)shift, ((T *)j->a)[i] = (T)a, ((T *)j->b)[i] = (T)b,                 \
+        ((T *)j->c)[i] = (T)c;                                                                   \
   }
 BATCH_NORM(f32, float)
 BATCH_NORM(f64, double)
@@ -216,12 +239,14 @@ static void run(BatchJob *j, int64_t n, int64_t grain, ThreadBody *f32, ThreadBo
   mf_parallel(n, grain, j->cls == PW_F32 ? f32 : f64, j);
 }
 
-static void run_parts(BatchJob *j, ThreadBody *plane32, ThreadBody *plane64, ThreadBody *row32, ThreadBody *row64) {
+static void run_parts(BatchJob *j, ThreadBody *plane32, ThreadBody *plane64, ThreadBody *row32,
+                      ThreadBody *row64) {
   if (j->rows) run(j, j->parts, 1, row32, row64);
   else run(j, j->channels, 1 + GRAIN / (j->n * j->inner + 1), plane32, plane64);
 }
 
-static void run_each(BatchJob *j, ThreadBody *plane32, ThreadBody *plane64, ThreadBody *row32, ThreadBody *row64) {
+static void run_each(BatchJob *j, ThreadBody *plane32, ThreadBody *plane64, ThreadBody *row32,
+                     ThreadBody *row64) {
   if (j->rows) run(j, j->n * j->inner, 1 + GRAIN / (j->channels + 1), row32, row64);
   else run(j, j->n * j->channels, 1 + GRAIN / (j->inner + 1), plane32, plane64);
 }
@@ -231,14 +256,16 @@ static void set_channel(const BatchJob *j, int64_t i, double shift, double a, do
   else set_channel_f64(j, i, shift, a, b, c);
 }
 
-/* -- Forward ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- Forward ----------------------------------------------------------------------------------- */
 
 static int want_channels(Infer *I, int k, int64_t channels) {
   char have[SHAPE_TEXT_MAX], name[64];
   if (!I->in[k]) return 0;
   int rc = infer_want_float(I, k);
   if (rc || (I->in[k]->ndim == 1 && I->in[k]->shape[0] == channels)) return rc;
-  return infer_error(I, "%s has shape %s; it must have one element for each of the %lld channels of x", infer_name(I, k, name, sizeof name),
+  return infer_error(I,
+                     "%s has shape %s; it must have one element for each of the %lld channels of x",
+                     infer_name(I, k, name, sizeof name),
                      shape_text(I->in[k]->ndim, I->in[k]->shape, have), (long long)channels);
 }
 
@@ -247,13 +274,19 @@ static int batch_norm_infer(Infer *I) {
   const Meta *x = I->in[0];
   char shape[SHAPE_TEXT_MAX];
   int rc = infer_want_float(I, 0);
-  if (!rc && x->ndim < 2) rc = infer_error(I, "x must have at least 2 dims, (N, C, ...), has shape %s", shape_text(x->ndim, x->shape, shape));
-  for (int k = 1; k < I->n_in && !rc; k++) rc = want_channels(I, k, x->shape[1]);
-  if (!rc && (!I->in[1] != !I->in[2])) rc = infer_error(I, "running_mean and running_var are given together or not at all");
-  if (!rc && !a->training && !I->in[1]) rc = infer_error(I, "running_mean and running_var are missing, which are needed outside of training");
-  if (!rc && a->training && shape_numel(x->ndim, x->shape) == x->shape[1])
-    rc = infer_error(I, "x of shape %s has one value a channel, which has no variance; training needs more",
+  if (!rc && x->ndim < 2)
+    rc = infer_error(I, "x must have at least 2 dims, (N, C, ...), has shape %s",
                      shape_text(x->ndim, x->shape, shape));
+  for (int k = 1; k < I->n_in && !rc; k++) rc = want_channels(I, k, x->shape[1]);
+  if (!rc && (!I->in[1] != !I->in[2]))
+    rc = infer_error(I, "running_mean and running_var are given together or not at all");
+  if (!rc && !a->training && !I->in[1])
+    rc = infer_error(
+        I, "running_mean and running_var are missing, which are needed outside of training");
+  if (!rc && a->training && shape_numel(x->ndim, x->shape) == x->shape[1])
+    rc = infer_error(
+        I, "x of shape %s has one value a channel, which has no variance; training needs more",
+        shape_text(x->ndim, x->shape, shape));
   if (!rc) rc = infer_same(I);
   DType t = x->dtype == F64 ? F64 : F32;
   if (!rc) rc = infer_shape(I, t, 1, &x->shape[1]);
@@ -266,7 +299,8 @@ static void batch_moments(BatchJob *j) {
   for (int64_t p = 1; p < j->parts; p++) {
     double done = (double)part_row(j, p), n = (double)part_row(j, p + 1) - done;
     for (int64_t c = 0; c < j->channels; c++)
-      moments_join(&j->mean[c], &j->second[c], done, j->mean[p * j->channels + c], j->second[p * j->channels + c], n);
+      moments_join(&j->mean[c], &j->second[c], done, j->mean[p * j->channels + c],
+                   j->second[p * j->channels + c], n);
   }
 }
 
@@ -283,15 +317,19 @@ static int batch_norm_cpu(const OpCall *c) {
   double count = (double)(j.n * j.inner);
   if (a->training && count) batch_moments(&j);
   for (int64_t i = 0; i < j.channels; i++) {
-    double mean = a->training ? (count ? j.mean[i] : 0) : item(running_mean, i), var = a->training ? (count ? j.second[i] / count : 0) : item(running_var, i);
+    double mean = a->training ? (count ? j.mean[i] : 0) : item(running_mean, i),
+           var = a->training ? (count ? j.second[i] / count : 0) : item(running_var, i);
     double rstd = 1 / sqrt(var + a->eps);
     if (a->training && !view_absent(running_mean) && count) {
       set_item(running_mean, i, (1 - a->momentum) * item(running_mean, i) + a->momentum * mean);
-      set_item(running_var, i, (1 - a->momentum) * item(running_var, i) + a->momentum * (j.second[i] / (count - 1)));
+      set_item(
+          running_var, i,
+          (1 - a->momentum) * item(running_var, i) + a->momentum * (j.second[i] / (count - 1)));
     }
     set_item(&c->out[1], i, mean);
     set_item(&c->out[2], i, rstd);
-    set_channel(&j, i, mean, rstd * (view_absent(w) ? 1 : item(w, i)), view_absent(b) ? 0 : item(b, i), 0);
+    set_channel(&j, i, mean, rstd * (view_absent(w) ? 1 : item(w, i)),
+                view_absent(b) ? 0 : item(b, i), 0);
   }
   if (count == 0 || j.channels == 0) return 0;
   run_each(&j, plane_apply_f32, plane_apply_f64, row_apply_f32, row_apply_f64);
@@ -309,14 +347,19 @@ static int batch_norm_sbp(SbpAsk *q) {
   return sbp_notation(q, "N c ...!, c, c, c, c -> N c ...!, c, c");
 }
 
-/* Normalises each channel of x (N, C, ...): in training with the mean and variance of the batch, which also move the running ones; else with the
- * running ones (Ioffe and Szegedy, 2015). Besides y: the mean and 1 / sqrt(var + eps) that were used. */
-OP(batch_norm, .signature = "batch_norm(Tensor x, Tensor!? running_mean=None, Tensor!? running_var=None, Tensor? weight=None, "
-   "Tensor? bias=None, bool training=False, float momentum=0.1, float eps=1e-05) -> (Tensor y, Tensor mean, Tensor rstd)", .flags = OP_HIDDEN,
-   .sbp_rule = batch_norm_sbp,
-   .infer = batch_norm_infer, .cpu = batch_norm_cpu, .scratch = batch_norm_scratch)
+/* Normalises each channel of x (N, C, ...): in training with the mean and variance of the batch,
+ * which also move the running ones; else with the running ones (Ioffe and Szegedy, 2015). Besides
+ * y: the mean and 1 / sqrt(var + eps) that were used. */
+OP(batch_norm,
+   .signature =
+       "batch_norm(Tensor x, Tensor!? running_mean=None, Tensor!? running_var=None, Tensor? "
+       "weight=None, "
+       "Tensor? bias=None, bool training=False, float momentum=0.1, float eps=1e-05) -> (Tensor y, "
+       "Tensor mean, Tensor rstd)",
+   .flags = OP_HIDDEN, .sbp_rule = batch_norm_sbp, .infer = batch_norm_infer, .cpu = batch_norm_cpu,
+   .scratch = batch_norm_scratch)
 
-/* -- Backward ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- Backward ---------------------------------------------------------------------------------- */
 
 static int batch_norm_backward_infer(Infer *I) {
   const struct batch_norm_backward_args *a = I->args;
@@ -346,7 +389,8 @@ static int batch_norm_backward_cpu(const OpCall *c) {
   if (sums && count) run_parts(&j, plane_sums_f32, plane_sums_f64, row_sums_f32, row_sums_f64);
   for (int64_t i = 0; i < j.channels; i++) {
     double sum = 0, second = 0, r = item(rstd, i), scale = r * (view_absent(w) ? 1 : item(w, i));
-    for (int64_t p = 0; p < j.parts; p++) sum += j.sum[p * j.channels + i], second += j.second[p * j.channels + i];
+    for (int64_t p = 0; p < j.parts; p++)
+      sum += j.sum[p * j.channels + i], second += j.second[p * j.channels + i];
     if (a->params) set_item(&c->out[1], i, second * r), set_item(&c->out[2], i, sum);
     if (!a->training) sum = second = 0;
     set_channel(&j, i, item(mean, i), scale, -scale * r * r * second / count, -scale * sum / count);
@@ -366,12 +410,16 @@ static int batch_norm_backward_sbp(SbpAsk *q) {
     row[0] = row[1] = row[q->n_in] = sbp_split(d);
     row[q->n_in + 1].kind = row[q->n_in + 2].kind = SBP_P;
   }
-  return sbp_notation(q, a->params ? "N c ...!, N c ...!, c, c, c -> N c ...!, c, c" : "N c ...!, N c ...!, c, c, c -> N c ...!, E, E");
+  return sbp_notation(q, a->params ? "N c ...!, N c ...!, c, c, c -> N c ...!, c, c"
+                                   : "N c ...!, N c ...!, c, c, c -> N c ...!, E, E");
 }
 
-/* The gradients of batch_norm from the mean and rstd it used; those of weight and bias are empty unless `params`. */
-OP(batch_norm_backward, .signature = "batch_norm_backward(Tensor g, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool training, "
-   "bool params) -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN,
-   .sbp_rule = batch_norm_backward_sbp,
-   .infer = batch_norm_backward_infer,
+/* The gradients of batch_norm from the mean and rstd it used; those of weight and bias are empty
+ * unless `params`. */
+OP(batch_norm_backward,
+   .signature =
+       "batch_norm_backward(Tensor g, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool "
+       "training, "
+       "bool params) -> (Tensor x, Tensor weight, Tensor bias)",
+   .flags = OP_HIDDEN, .sbp_rule = batch_norm_backward_sbp, .infer = batch_norm_backward_infer,
    .cpu = batch_norm_backward_cpu, .scratch = batch_norm_backward_scratch)

@@ -10,8 +10,8 @@
  * have, as in PyTorch. Operands are taken as they lie in either format; anything else, and what
  * must be converted, goes through a dense copy in scratch. A tensor that is dense in both formats
  * (one channel, or one pixel) counts as channels_last only when its strides say so. */
-#include "cpuid.h"
 #include "copy_views.h"
+#include "cpuid.h"
 #include "dnn.h"
 #include "image.h"
 #include "op_args.h"
@@ -38,7 +38,7 @@ typedef struct Scheme {
   DnnConv conv;
 } Scheme;
 
-/* -- Schemes ---------- */
+/* -- Schemes ----------------------------------------------------------------------------------- */
 
 static size_t room(Scheme *s, int64_t elements, DType t) {
   size_t at = s->total;
@@ -51,10 +51,8 @@ static void part_set(Scheme *s, int k, const View *v, bool written) {
   p->used = v && !view_absent(v);
   if (!p->used) return;
   p->written = written;
-  if (k == BIAS)
-    p->image.view = *v;
-  else
-    image_set(&p->image, v);
+  if (k == BIAS) p->image.view = *v;
+  else image_set(&p->image, v);
 }
 
 /* Chooses the format in which an operand is used, and whether that takes a copy. */
@@ -123,7 +121,7 @@ static void scheme_set(Scheme *s, const OpCall *c, DnnConvKind kind, const Windo
   scheme_dnn(s, c, kind, window);
 }
 
-/* -- Double: loops over dense NCHW operands ---------- */
+/* -- Double: loops over dense NCHW operands ---------------------------------------------------- */
 
 typedef struct Plain {
   const DnnConv *d;
@@ -206,24 +204,19 @@ static void plain_weight(int64_t begin, int64_t end, void *arg) { /* over oc */
 
 static void plain_run(const DnnConv *d, void *const *data) {
   Plain p = {.d = d, .x = data[X], .w = data[W], .bias = data[BIAS], .y = data[Y]};
-  if (d->kind == DNN_CONV)
-    mf_parallel(d->n * d->oc, 1, plain_forward, &p);
-  else if (d->kind == DNN_CONV_INPUT)
-    mf_parallel(d->n * d->ic, 1, plain_input, &p);
-  else
-    mf_parallel(d->oc, 1, plain_weight, &p);
+  if (d->kind == DNN_CONV) mf_parallel(d->n * d->oc, 1, plain_forward, &p);
+  else if (d->kind == DNN_CONV_INPUT) mf_parallel(d->n * d->ic, 1, plain_input, &p);
+  else mf_parallel(d->oc, 1, plain_weight, &p);
 }
 
-/* -- Running ---------- */
+/* -- Running ----------------------------------------------------------------------------------- */
 
 /* The dense copy of a part in scratch. */
 static View part_copy(const Scheme *s, int k, char *scratch, int64_t *strides) {
   const Part *p = &s->part[k];
   View v = p->image.view;
-  if (p->last)
-    shape_channels_last(p->image.shape, strides);
-  else
-    shape_contiguous(v.ndim, p->image.shape, strides);
+  if (p->last) shape_channels_last(p->image.shape, strides);
+  else shape_contiguous(v.ndim, p->image.shape, strides);
   v.dtype = (uint8_t)(k == BIAS && s->compute == BF16 ? F32 : s->compute);
   v.stride = strides;
   v.data = scratch + p->at;
@@ -288,7 +281,7 @@ static size_t conv_scratch(const OpCall *c, DnnConvKind kind, const Window *wind
   return s.total;
 }
 
-/* -- Inference ---------- */
+/* -- Inference --------------------------------------------------------------------------------- */
 
 static int check_window(Infer *I, const Window *w) {
   for (int k = 0; k < 2; k++) {
@@ -371,19 +364,21 @@ static int conv2d_cpu(const OpCall *c) {
 
 static int conv2d_sbp(SbpAsk *q) {
   const struct conv2d_args *a = q->args;
-  return sbp_notation(q, a->groups == 1 ? "n c H W, o c K L, + o -> n o H W" : "n C H W, O G K L, + O -> n O H W");
+  return sbp_notation(
+      q, a->groups == 1 ? "n c H W, o c K L, + o -> n o H W" : "n C H W, O G K L, + O -> n O H W");
 }
 
 /* Cross-correlation of x (N, C, H, W) with w (O, C / groups, kh, kw), plus b (O). The result keeps
  * channels_last memory. */
 OP(conv2d,
-   .signature = "conv2d(Tensor x, Tensor w, Tensor? b=None, *, int[2] stride=1, int[2] padding=0, "
-                "int[2] dilation=1, "
-                "int groups=1) -> Tensor",
-   .sbp_rule = conv2d_sbp, .linear = "x|w",
-   .infer = conv2d_infer, .cpu = conv2d_cpu, .scratch = conv2d_scratch)
+   .signature =
+       "conv2d(Tensor x, Tensor w, Tensor? b=None, *, int[2] stride=1, int[2] padding=0, "
+       "int[2] dilation=1, "
+       "int groups=1) -> Tensor",
+   .sbp_rule = conv2d_sbp, .linear = "x|w", .infer = conv2d_infer, .cpu = conv2d_cpu,
+   .scratch = conv2d_scratch)
 
-/* -- The input's gradient ---------- */
+/* -- The input's gradient ---------------------------------------------------------------------- */
 
 static Window conv2d_input_window(const struct conv2d_input_args *a) {
   return (Window){a->stride, a->padding, a->dilation, a->groups};
@@ -420,20 +415,20 @@ static int conv2d_input_cpu(const OpCall *c) {
 
 static int conv2d_input_sbp(SbpAsk *q) {
   const struct conv2d_input_args *a = q->args;
-  return sbp_notation(q, a->groups == 1 ? "n o H W, o c K L -> n c I J" : "n O H W, O G K L -> n C I J");
+  return sbp_notation(
+      q, a->groups == 1 ? "n o H W, o c K L -> n c I J" : "n O H W, O G K L -> n C I J");
 }
 
 /* The gradient of conv2d's x, which had height and width `size`, from that of its result. */
 OP(conv2d_input,
-   .signature = "conv2d_input(Tensor g, Tensor w, *, int[2] size, int[2] stride=1, int[2] "
-                "padding=0, int[2] dilation=1, "
-                "int groups=1) -> Tensor",
-   .flags = OP_HIDDEN,
-   .sbp_rule = conv2d_input_sbp, .linear = "g|w",
-   .infer = conv2d_input_infer, .cpu = conv2d_input_cpu,
-   .scratch = conv2d_input_scratch)
+   .signature =
+       "conv2d_input(Tensor g, Tensor w, *, int[2] size, int[2] stride=1, int[2] "
+       "padding=0, int[2] dilation=1, "
+       "int groups=1) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = conv2d_input_sbp, .linear = "g|w", .infer = conv2d_input_infer,
+   .cpu = conv2d_input_cpu, .scratch = conv2d_input_scratch)
 
-/* -- The weights' and the bias's gradients ---------- */
+/* -- The weights' and the bias's gradients ----------------------------------------------------- */
 
 static Window conv2d_weight_window(const struct conv2d_weight_args *a) {
   return (Window){a->stride, a->padding, a->dilation, a->groups};
@@ -474,19 +469,19 @@ static int conv2d_weight_cpu(const OpCall *c) {
 
 static int conv2d_weight_sbp(SbpAsk *q) {
   const struct conv2d_weight_args *a = q->args;
-  return sbp_notation(q, a->groups == 1 ? "n o H W, n c I J, o c K L -> o c K L" : "n O H W, n C I J, O G K L -> O G K L");
+  return sbp_notation(q, a->groups == 1 ? "n o H W, n c I J, o c K L -> o c K L"
+                                        : "n O H W, n C I J, O G K L -> O G K L");
 }
 
 /* The gradient of conv2d's w from x and that of the result, g. Of w only shape and memory format
  * count. */
 OP(conv2d_weight,
-   .signature = "conv2d_weight(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] padding=0, "
-                "int[2] dilation=1, "
-                "int groups=1) -> Tensor",
-   .flags = OP_HIDDEN,
-   .sbp_rule = conv2d_weight_sbp, .linear = "g|x",
-   .infer = conv2d_weight_infer, .cpu = conv2d_weight_cpu,
-   .scratch = conv2d_weight_scratch)
+   .signature =
+       "conv2d_weight(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] padding=0, "
+       "int[2] dilation=1, "
+       "int groups=1) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = conv2d_weight_sbp, .linear = "g|x", .infer = conv2d_weight_infer,
+   .cpu = conv2d_weight_cpu, .scratch = conv2d_weight_scratch)
 
 static Window conv2d_weight_bias_window(const struct conv2d_weight_bias_args *a) {
   return (Window){a->stride, a->padding, a->dilation, a->groups};
@@ -510,10 +505,10 @@ static int conv2d_weight_bias_cpu(const OpCall *c) {
 
 /* conv2d_weight and the gradient of the bias in one pass. */
 OP(conv2d_weight_bias,
-   .signature = "conv2d_weight_bias(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] "
-                "padding=0, int[2] dilation=1, "
-                "int groups=1) -> (Tensor w, Tensor b)",
-   .flags = OP_HIDDEN,
-   .sbp = "n o H W, n C I J, o C K L -> o C K L, o", .linear = "g",
+   .signature =
+       "conv2d_weight_bias(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] "
+       "padding=0, int[2] dilation=1, "
+       "int groups=1) -> (Tensor w, Tensor b)",
+   .flags = OP_HIDDEN, .sbp = "n o H W, n C I J, o C K L -> o C K L, o", .linear = "g",
    .infer = conv2d_weight_bias_infer, .cpu = conv2d_weight_bias_cpu,
    .scratch = conv2d_weight_bias_scratch)

@@ -1,10 +1,11 @@
-/* Copies: clone, conversion of dtype, copy_, fill_, and the two halves of an in-place write through a view as the tape sees it. */
+/* Copies: clone, conversion of dtype, copy_, fill_, and the two halves of an in-place write through
+ * a view as the tape sees it. */
 #include <stdlib.h>
 
 #include "copy_views.h"
 #include "op_args.h"
 
-/* -- clone, cast ------------------------------------------------------------------------------------------------------------- */
+/* -- clone, cast ------------------------------------------------------------------------------- */
 
 static int clone_infer(Infer *I) {
   const struct clone_args *a = I->args;
@@ -24,9 +25,13 @@ static int clone_cpu(const OpCall *c) {
   return copy_views(&c->in[0], &c->out[0]);
 }
 
-/* A copy in memory of its own; 'preserve' keeps the order of dims in memory where the tensor is dense. */
-OP(clone, .signature = "clone(Tensor x, *, str(preserve|contiguous|channels_last) memory_format=preserve) -> Tensor", .sbp = "...",
-   .linear = "x", .infer = clone_infer, .cpu = clone_cpu)
+/* A copy in memory of its own; 'preserve' keeps the order of dims in memory where the tensor is
+ * dense. */
+OP(clone,
+   .signature =
+       "clone(Tensor x, *, str(preserve|contiguous|channels_last) memory_format=preserve) -> "
+       "Tensor",
+   .sbp = "...", .linear = "x", .infer = clone_infer, .cpu = clone_cpu)
 
 static int cast_infer(Infer *I) {
   const struct cast_args *a = I->args;
@@ -38,10 +43,10 @@ static int cast_cpu(const OpCall *c) {
 }
 
 /* x as another dtype: floats to whole numbers truncate, anything but zero is true. */
-OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp = "...", .linear = "x", .flags = OP_HIDDEN, .infer = cast_infer,
-   .cpu = cast_cpu)
+OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp = "...", .linear = "x",
+   .flags = OP_HIDDEN, .infer = cast_infer, .cpu = cast_cpu)
 
-/* -- copy_, fill_ ------------------------------------------------------------------------------------------------------------- */
+/* -- copy_, fill_ ------------------------------------------------------------------------------ */
 
 static int copy__infer(Infer *I) {
   const Meta *x = I->in[0], *src = I->in[1];
@@ -49,8 +54,10 @@ static int copy__infer(Infer *I) {
   int64_t shape[MF_MAX_DIMS];
   char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
   memcpy(shape, x->shape, sizeof shape);
-  if (!shape_broadcast(&ndim, shape, src->ndim, src->shape) || ndim != x->ndim || memcmp(shape, x->shape, sizeof(int64_t) * (size_t)ndim))
-    return infer_error(I, "src of shape %s does not broadcast to %s", shape_text(src->ndim, src->shape, have),
+  if (!shape_broadcast(&ndim, shape, src->ndim, src->shape) || ndim != x->ndim ||
+      memcmp(shape, x->shape, sizeof(int64_t) * (size_t)ndim))
+    return infer_error(I, "src of shape %s does not broadcast to %s",
+                       shape_text(src->ndim, src->shape, have),
                        shape_text(x->ndim, x->shape, want));
   return 0;
 }
@@ -60,28 +67,33 @@ static int copy__cpu(const OpCall *c) {
 }
 
 /* Writes src, broadcast and converted, into x; returns x. */
-OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .sbp = "..., ...", .linear = "x+src", .infer = copy__infer, .cpu = copy__cpu)
+OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .sbp = "..., ...",
+   .linear = "x+src", .infer = copy__infer, .cpu = copy__cpu)
 
 static int fill__cpu(const OpCall *c) {
   const struct fill__args *a = c->args;
   double value = a->value;
   static const int64_t one_stride[1];
-  View number = {.data = &value, .shape = one_stride, .stride = one_stride, .ndim = 0, .dtype = F64};
+  View number = {
+      .data = &value, .shape = one_stride, .stride = one_stride, .ndim = 0, .dtype = F64};
   return copy_views(&number, &c->in[0]);
 }
 
 /* Writes one number into every element of x; returns x. */
-OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .infer = infer_none, .cpu = fill__cpu)
+OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .infer = infer_none,
+   .cpu = fill__cpu)
 
-/* -- Writing through a view ----------------------------------------------------------------------------------------------------- */
+/* -- Writing through a view -------------------------------------------------------------------- */
 
-/* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it addresses in the base. */
+/* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it
+ * addresses in the base. */
 static int slice_base_infer(Infer *I) {
   const struct slice_base_args *a = I->args;
   return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
-static View at_geometry(const View *base, const int64_t *size, const int64_t *stride, int64_t n, int64_t offset) {
+static View at_geometry(const View *base, const int64_t *size, const int64_t *stride, int64_t n,
+                        int64_t offset) {
   View v = *base;
   v.data = (char *)base->data + offset * (int64_t)dtype_size((DType)base->dtype);
   v.shape = size;
@@ -107,9 +119,13 @@ static int slice_base_cpu(const OpCall *c) {
   return copy_views(&part, &c->out[0]);
 }
 
-/* What a view of (size, stride, offset) shows of x, where x is laid out by base_stride. For the tape. */
-OP(slice_base, .signature = "slice_base(Tensor x, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor", .flags = OP_HIDDEN,
-   .sbp = "B", .linear = "x", .infer = slice_base_infer, .cpu = slice_base_cpu, .scratch = slice_base_scratch)
+/* What a view of (size, stride, offset) shows of x, where x is laid out by base_stride. For the
+ * tape. */
+OP(slice_base,
+   .signature =
+       "slice_base(Tensor x, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor",
+   .flags = OP_HIDDEN, .sbp = "B", .linear = "x", .infer = slice_base_infer, .cpu = slice_base_cpu,
+   .scratch = slice_base_scratch)
 
 static int scatter_base_infer(Infer *I) {
   const struct scatter_base_args *a = I->args;
@@ -126,6 +142,11 @@ static int scatter_base_cpu(const OpCall *c) {
   return copy_views(&c->in[1], &part);
 }
 
-/* x laid out by base_stride, with src in the place of the view (size, stride, offset). For the tape. */
-OP(scatter_base, .signature = "scatter_base(Tensor x, Tensor src, int[] base_stride, int[] size, int[] stride, int offset) -> Tensor",
-   .flags = OP_HIDDEN, .sbp = "B", .linear = "x+src", .infer = scatter_base_infer, .cpu = scatter_base_cpu)
+/* x laid out by base_stride, with src in the place of the view (size, stride, offset). For the
+ * tape. */
+OP(scatter_base,
+   .signature =
+       "scatter_base(Tensor x, Tensor src, int[] base_stride, int[] size, int[] stride, int "
+       "offset) -> Tensor",
+   .flags = OP_HIDDEN, .sbp = "B", .linear = "x+src", .infer = scatter_base_infer,
+   .cpu = scatter_base_cpu)

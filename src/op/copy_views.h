@@ -1,7 +1,9 @@
-/* Copying between views of any strides and dtypes: y = x, converted and broadcast. Static, since it belongs to one instruction set.
+/* Copying between views of any strides and dtypes: y = x, converted and broadcast. Static, since it
+ * belongs to one instruction set.
  *
- * Elements are walked in the order of y's memory. Of one dtype, rows go straight from x to y; where x lies the other way round
- * (a transposition), in tiles that stay in L1. Other dtypes go through a buffer of the compute type. */
+ * Elements are walked in the order of y's memory. Of one dtype, rows go straight from x to y; where
+ * x lies the other way round (a transposition), in tiles that stay in L1. Other dtypes go through a
+ * buffer of the compute type. */
 #ifndef MF_COPY_VIEWS_H
 #define MF_COPY_VIEWS_H
 #include "block.h"
@@ -12,34 +14,36 @@ enum { COPY_GRAIN = 1 << 15, COPY_TILE = 16 };
 /* dst[i * to] = src[i * from] for elements of one size. */
 typedef void CopyMove(int64_t n, const void *from, int64_t from_step, void *to, int64_t to_step);
 
-#define COPY_MOVE(name, T)                                                                              \
-  static void name(int64_t n, const void *from, int64_t from_step, void *to, int64_t to_step) {         \
-    const T *src = from;                                                                                \
-    T *dst = to;                                                                                        \
-    if (to_step != 1)                                                                                   \
-      for (int64_t i = 0; i < n; i++) dst[i * to_step] = src[i * from_step];                            \
-    else if (from_step == 1) memcpy(dst, src, (size_t)n * sizeof(T));                                   \
-    else if (from_step == 0)                                                                            \
-      for (int64_t i = 0; i < n; i++) dst[i] = *src;                                                    \
-    else                                                                                                \
-      for (int64_t i = 0; i < n; i++) dst[i] = src[i * from_step];                                      \
-  }                                                                                                     \
-  static void name##_tile(int64_t rows, int64_t n, const void *from, int64_t from_step, void *to, int64_t to_step) { \
-    const T *src = from; /* dst[i * to_step + j] = src[i + j * from_step] */                            \
-    T *dst = to;                                                                                        \
-    if (rows == COPY_TILE && n == COPY_TILE)                                                            \
-      for (int i = 0; i < COPY_TILE; i++)                                                               \
-        for (int j = 0; j < COPY_TILE; j++) dst[i * to_step + j] = src[i + j * from_step];              \
-    else                                                                                                \
-      for (int64_t i = 0; i < rows; i++)                                                                \
-        for (int64_t j = 0; j < n; j++) dst[i * to_step + j] = src[i + j * from_step];                  \
+#define COPY_MOVE(name, T)                                                                        \
+  static void name(int64_t n, const void *from, int64_t from_step, void *to, int64_t to_step) {   \
+    const T *src = from;                                                                          \
+    T *dst = to;                                                                                  \
+    if (to_step != 1)                                                                             \
+      for (int64_t i = 0; i < n; i++) dst[i * to_step] = src[i * from_step];                      \
+    else if (from_step == 1) memcpy(dst, src, (size_t)n * sizeof(T));                             \
+    else if (from_step == 0)                                                                      \
+      for (int64_t i = 0; i < n; i++) dst[i] = *src;                                              \
+    else                                                                                          \
+      for (int64_t i = 0; i < n; i++) dst[i] = src[i * from_step];                                \
+  }                                                                                               \
+  static void name##_tile(int64_t rows, int64_t n, const void *from, int64_t from_step, void *to, \
+                          int64_t to_step) {                                                      \
+    const T *src = from; /* dst[i * to_step + j] = src[i + j * from_step] */                      \
+    T *dst = to;                                                                                  \
+    if (rows == COPY_TILE && n == COPY_TILE)                                                      \
+      for (int i = 0; i < COPY_TILE; i++)                                                         \
+        for (int j = 0; j < COPY_TILE; j++) dst[i * to_step + j] = src[i + j * from_step];        \
+    else                                                                                          \
+      for (int64_t i = 0; i < rows; i++)                                                          \
+        for (int64_t j = 0; j < n; j++) dst[i * to_step + j] = src[i + j * from_step];            \
   }
 COPY_MOVE(copy_move1, uint8_t)
 COPY_MOVE(copy_move2, uint16_t)
 COPY_MOVE(copy_move4, uint32_t)
 COPY_MOVE(copy_move8, uint64_t)
 
-typedef void CopyTile(int64_t rows, int64_t n, const void *from, int64_t from_step, void *to, int64_t to_step);
+typedef void CopyTile(int64_t rows, int64_t n, const void *from, int64_t from_step, void *to,
+                      int64_t to_step);
 
 typedef struct CopyJob {
   Walk walk;
@@ -90,7 +94,8 @@ static void copy_rows(int64_t begin, int64_t end, void *arg) {
   while (begin < end) {
     int64_t run = w->shape[inner] - at.index[inner];
     if (run > end - begin) run = end - begin;
-    j->move(run, w->data[1] + at.from * (int64_t)w->size[0], w->step[1][inner], w->data[0] + at.to * (int64_t)w->size[0], w->step[0][inner]);
+    j->move(run, w->data[1] + at.from * (int64_t)w->size[0], w->step[1][inner],
+            w->data[0] + at.to * (int64_t)w->size[0], w->step[0][inner]);
     copy_forward(w, w->ndim, run, &at);
     begin += run;
   }
@@ -104,11 +109,14 @@ static void copy_tiles(int64_t begin, int64_t end, void *arg) {
   for (int64_t s = begin; s < end; s++) {
     CopyAt at;
     copy_seek(w, d, s / j->strips, &at);
-    int64_t row = s % j->strips * COPY_TILE, rows = w->shape[d] - row < COPY_TILE ? w->shape[d] - row : COPY_TILE;
-    char *to = w->data[0] + (at.to + row * w->step[0][d]) * size, *from = w->data[1] + (at.from + row) * size;
+    int64_t row = s % j->strips * COPY_TILE,
+            rows = w->shape[d] - row < COPY_TILE ? w->shape[d] - row : COPY_TILE;
+    char *to = w->data[0] + (at.to + row * w->step[0][d]) * size,
+         *from = w->data[1] + (at.from + row) * size;
     for (int64_t k = 0; k < w->shape[inner]; k += COPY_TILE) {
       int64_t n = w->shape[inner] - k < COPY_TILE ? w->shape[inner] - k : COPY_TILE;
-      j->tile(rows, n, from + k * w->step[1][inner] * size, w->step[1][inner], to + k * size, w->step[0][d]);
+      j->tile(rows, n, from + k * w->step[1][inner] * size, w->step[1][inner], to + k * size,
+              w->step[0][d]);
     }
   }
 }
@@ -124,11 +132,14 @@ static void copy_converted(int64_t begin, int64_t end, void *arg) {
   }
 }
 
-/* Puts the dim along which x is contiguous next to the innermost, where y is; false when there is none worth it. */
+/* Puts the dim along which x is contiguous next to the innermost, where y is; false when there is
+ * none worth it. */
 static bool copy_wants_tiles(CopyJob *j) {
   Walk *w = &j->walk;
   int inner = w->ndim - 1;
-  if (inner < 1 || w->step[0][inner] != 1 || w->step[1][inner] == 0 || w->step[1][inner] == 1 || w->shape[inner] < 4) return false;
+  if (inner < 1 || w->step[0][inner] != 1 || w->step[1][inner] == 0 || w->step[1][inner] == 1 ||
+      w->shape[inner] < 4)
+    return false;
   for (int d = 0; d < inner; d++) {
     if (w->step[1][d] != 1 || w->shape[d] < 4) continue;
     for (; d < inner - 1; d++) walk_swap(w, d, d + 1);
@@ -141,7 +152,8 @@ static bool copy_wants_tiles(CopyJob *j) {
 
 static int copy_same(CopyJob *j) {
   static CopyMove *const moves[] = {copy_move1, copy_move2, copy_move4, copy_move8};
-  static CopyTile *const tiles[] = {copy_move1_tile, copy_move2_tile, copy_move4_tile, copy_move8_tile};
+  static CopyTile *const tiles[] = {copy_move1_tile, copy_move2_tile, copy_move4_tile,
+                                    copy_move8_tile};
   Walk *w = &j->walk;
   int log = __builtin_ctz((unsigned)w->size[0]);
   j->move = moves[log];

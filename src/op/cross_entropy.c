@@ -1,8 +1,10 @@
-/* Cross entropy over class indices, without a copy of the logits: the forward pass keeps one log-sum-exp a position, the backward pass writes the
- * gradient once. Logits are (N, C, d1, ...) in any layout and float dtype; a line is the C logits of one position (lines.h).
+/* Cross entropy over class indices, without a copy of the logits: the forward pass keeps one
+ * log-sum-exp a position, the backward pass writes the gradient once. Logits are (N, C, d1, ...) in
+ * any layout and float dtype; a line is the C logits of one position (lines.h).
  *
- * With label l, weights w and smoothing s the loss of a position is (1 - s) w[l] (lse - x[l]) + s / C sum_c w[c] (lse - x[c]), 0 where the label is
- * ignored; the mean divides the sum by the sum of w[l]. Labels are checked before anything is computed. */
+ * With label l, weights w and smoothing s the loss of a position is (1 - s) w[l] (lse - x[l]) + s /
+ * C sum_c w[c] (lse - x[c]), 0 where the label is ignored; the mean divides the sum by the sum of
+ * w[l]. Labels are checked before anything is computed. */
 #include <stdio.h>
 
 #include "copy_views.h"
@@ -18,121 +20,131 @@ typedef struct EntropyJob {
   Lines lines;
   int64_t classes, ignore_index;
   double smoothing, weight_sum; /* of all classes */
-  double scale;                 /* backward: of the gradient, where it is one number; `each`: one a position is an operand */
+  double scale; /* backward: of the gradient, where it is one number; `each`: one a position is an
+                   operand */
   bool each;
-  char *weight;                 /* a class, of the compute type; NULL: 1 */
-  char *loss, *row_weight;      /* forward: a position, of the compute type */
+  char *weight;            /* a class, of the compute type; NULL: 1 */
+  char *loss, *row_weight; /* forward: a position, of the compute type */
 } EntropyJob;
 
-/* -- Lines: loss, weight, lse, x, label; or gx, x, label, lse, g ------------------------------------------------------------------ */
+/* -- Lines: loss, weight, lse, x, label; or gx, x, label, lse, g ------------------------------- */
 
-#define ENTROPY_LINES(C, T)                                                                                                   \
-  static double log_sum_exp_##C(int64_t n, const T *x) {                                                                      \
-    T most = line_max_##C(n, x), e[BLOCK];                                                                                    \
-    double sum = 0;                                                                                                           \
-    if (most == -INFINITY || most == INFINITY) return (double)most;                                                           \
-    for (int64_t at = 0; at < n; at += BLOCK) {                                                                               \
-      int64_t m = n - at < BLOCK ? n - at : BLOCK;                                                                            \
-      for (int64_t i = 0; i < m; i++) e[i] = exp(x[at + i] - most);                                                           \
-      sum += line_sum_##C(m, e);                                                                                              \
-    }                                                                                                                         \
-    return (double)most + log(sum);                                                                                           \
-  }                                                                                                                           \
-  /* sum_c w[c] (lse - x[c]). */                                                                                              \
-  static double smooth_loss_##C(const EntropyJob *j, const T *x, double lse) {                                                \
-    const T *w = (const T *)j->weight;                                                                                        \
-    double sum = 0;                                                                                                           \
-    for (int64_t at = 0; at < j->classes; at += BLOCK) {                                                                      \
-      int64_t m = j->classes - at < BLOCK ? j->classes - at : BLOCK;                                                          \
-      sum += w ? line_dot_##C(m, w + at, x + at) : line_sum_##C(m, x + at);                                                   \
-    }                                                                                                                         \
-    return j->weight_sum * lse - sum;                                                                                         \
-  }                                                                                                                           \
-  static void entropy_line_##C(int64_t n, const void *args, void *const *p) {                                                 \
-    const EntropyJob *j = args;                                                                                               \
-    const T *x = p[3];                                                                                                        \
-    int64_t label = *(const int64_t *)p[4];                                                                                   \
-    double lse = log_sum_exp_##C(n, x), loss = 0, w = 0;                                                                      \
-    if (label != j->ignore_index) {                                                                                           \
-      w = j->weight ? (double)((const T *)j->weight)[label] : 1;                                                              \
-      loss = (1 - j->smoothing) * w * (lse - (double)x[label]);                                                               \
-      if (j->smoothing > 0) loss += j->smoothing / (double)n * smooth_loss_##C(j, x, lse);                                    \
-    }                                                                                                                         \
-    *(T *)p[0] = (T)loss, *(T *)p[1] = (T)w, *(T *)p[2] = (T)lse;                                                             \
-  }                                                                                                                           \
-  static void gradient_line_##C(int64_t n, const void *args, void *const *p) {                                                \
-    const EntropyJob *j = args;                                                                                               \
-    const T *x = p[1], *weight = (const T *)j->weight, lse = *(const T *)p[3];                                                \
-    T *gx = p[0];                                                                                                             \
-    int64_t label = *(const int64_t *)p[2];                                                                                   \
-    if (label == j->ignore_index) {                                                                                           \
-      memset(gx, 0, sizeof(T) * (size_t)n);                                                                                   \
-      return;                                                                                                                 \
-    }                                                                                                                         \
-    double g = j->each ? (double)*(const T *)p[4] : j->scale, share = j->smoothing / (double)n;                               \
-    double w = (1 - j->smoothing) * (weight ? (double)weight[label] : 1);                                                     \
-    T all = (T)(g * (w + share * j->weight_sum)), smooth = (T)(g * share);                                                    \
-    if (smooth == 0)                                                                                                          \
-      PW_IVDEP for (int64_t i = 0; i < n; i++) gx[i] = all * exp(x[i] - lse);                                                 \
-    else if (!weight)                                                                                                         \
-      PW_IVDEP for (int64_t i = 0; i < n; i++) gx[i] = all * exp(x[i] - lse) - smooth;                                        \
-    else                                                                                                                      \
-      PW_IVDEP for (int64_t i = 0; i < n; i++) gx[i] = all * exp(x[i] - lse) - smooth * weight[i];                            \
-    gx[label] -= (T)(g * w);                                                                                                  \
-  }                                                                                                                           \
-  static void entropy_panel_##C(int64_t n, int64_t width, const void *args, void *const *p, const int64_t *step) {            \
-    const EntropyJob *j = args;                                                                                               \
-    const T *x = p[3], *weight = (const T *)j->weight;                                                                        \
-    T *loss = p[0], *w = p[1], *lse = p[2], most[LINES_PANEL], sum[LINES_PANEL], smooth[LINES_PANEL];                         \
-    const int64_t *label = p[4];                                                                                              \
-    int64_t s = step[3];                                                                                                      \
-    for (int64_t i = 0; i < width; i++) most[i] = -INFINITY, sum[i] = smooth[i] = 0;                                          \
-    for (int64_t r = 0; r < n; r++)                                                                                           \
-      for (int64_t i = 0; i < width; i++) {                                                                                   \
-        T v = x[r * s + i];                                                                                                   \
-        most[i] = v > most[i] || v != v ? v : most[i];                                                                        \
-      }                                                                                                                       \
-    for (int64_t i = 0; i < width; i++) lse[i] = most[i] == INFINITY || most[i] == -INFINITY ? 0 : most[i];                   \
-    for (int64_t r = 0; r < n; r++)                                                                                           \
-      PW_IVDEP for (int64_t i = 0; i < width; i++) sum[i] += exp(x[r * s + i] - lse[i]);                                      \
-    for (int64_t i = 0; i < width; i++) lse[i] += log(sum[i]);                                                                \
-    if (j->smoothing > 0)                                                                                                     \
-      for (int64_t r = 0; r < n; r++)                                                                                         \
-        for (int64_t i = 0; i < width; i++) smooth[i] += (weight ? weight[r] : 1) * (lse[i] - x[r * s + i]);                  \
-    for (int64_t i = 0; i < width; i++) {                                                                                     \
-      w[i] = loss[i] = 0;                                                                                                     \
-      if (label[i] == j->ignore_index) continue;                                                                              \
-      w[i] = weight ? weight[label[i]] : 1;                                                                                   \
-      loss[i] = (T)(1 - j->smoothing) * w[i] * (lse[i] - x[label[i] * s + i]);                                                \
-      if (j->smoothing > 0) loss[i] += (T)(j->smoothing / (double)n) * smooth[i];                                             \
-    }                                                                                                                         \
-  }                                                                                                                           \
-  static void gradient_panel_##C(int64_t n, int64_t width, const void *args, void *const *p, const int64_t *step) {           \
-    const EntropyJob *j = args;                                                                                               \
-    const T *x = p[1], *lse = p[3], *weight = (const T *)j->weight;                                                           \
-    T *gx = p[0], all[LINES_PANEL], smooth[LINES_PANEL], at[LINES_PANEL];                                                     \
-    const int64_t *label = p[2];                                                                                              \
-    int64_t s0 = step[0], s = step[1];                                                                                        \
-    for (int64_t i = 0; i < width; i++) {                                                                                     \
-      bool ignored = label[i] == j->ignore_index;                                                                             \
-      double g = ignored ? 0 : j->each ? (double)((const T *)p[4])[i] : j->scale, share = j->smoothing / (double)n;           \
-      double w = ignored ? 0 : (1 - j->smoothing) * (weight ? (double)weight[label[i]] : 1);                                  \
-      all[i] = (T)(g * (w + share * j->weight_sum)), smooth[i] = (T)(g * share), at[i] = (T)(g * w);                          \
-    }                                                                                                                         \
-    for (int64_t r = 0; r < n; r++) {                                                                                         \
-      T wr = weight ? weight[r] : 1;                                                                                          \
-      PW_IVDEP for (int64_t i = 0; i < width; i++) gx[r * s0 + i] = all[i] * exp(x[r * s + i] - lse[i]) - smooth[i] * wr;     \
-    }                                                                                                                         \
-    for (int64_t i = 0; i < width; i++) {                                                                                     \
-      if (label[i] != j->ignore_index) gx[label[i] * s0 + i] -= at[i];                                                        \
-      else                                                                                                                    \
-        for (int64_t r = 0; r < n; r++) gx[r * s0 + i] = 0;                                                                   \
-    }                                                                                                                         \
+#define ENTROPY_LINES(C, T)                                                                        \
+  static double log_sum_exp_##C(int64_t n, const T *x) {                                           \
+    T most = line_max_##C(n, x), e[BLOCK];                                                         \
+    double sum = 0;                                                                                \
+    if (most == -INFINITY || most == INFINITY) return (double)most;                                \
+    for (int64_t at = 0; at < n; at += BLOCK) {                                                    \
+      int64_t m = n - at < BLOCK ? n - at : BLOCK;                                                 \
+      for (int64_t i = 0; i < m; i++) e[i] = exp(x[at + i] - most);                                \
+      sum += line_sum_##C(m, e);                                                                   \
+    }                                                                                              \
+    return (double)most + log(sum);                                                                \
+  }                                                                                                \
+  /* sum_c w[c] (lse - x[c]). */                                                                   \
+  static double smooth_loss_##C(const EntropyJob *j, const T *x, double lse) {                     \
+    const T *w = (const T *)j->weight;                                                             \
+    double sum = 0;                                                                                \
+    for (int64_t at = 0; at < j->classes; at += BLOCK) {                                           \
+      int64_t m = j->classes - at < BLOCK ? j->classes - at : BLOCK;                               \
+      sum += w ? line_dot_##C(m, w + at, x + at) : line_sum_##C(m, x + at);                        \
+    }                                                                                              \
+    return j->weight_sum * lse - sum;                                                              \
+  }                                                                                                \
+  static void entropy_line_##C(int64_t n, const void *args, void *const *p) {                      \
+    const EntropyJob *j = args;                                                                    \
+    const T *x = p[3];                                                                             \
+    int64_t label = *(const int64_t *)p[4];                                                        \
+    double lse = log_sum_exp_##C(n, x), loss = 0, w = 0;                                           \
+    if (label != j->ignore_index) {                                                                \
+      w = j->weight ? (double)((const T *)j->weight)[label] : 1;                                   \
+      loss = (1 - j->smoothing) * w * (lse - (double)x[label]);                                    \
+      if (j->smoothing > 0) loss += j->smoothing / (double)n * smooth_loss_##C(j, x, lse);         \
+    }                                                                                              \
+    *(T *)p[0] = (T)loss, *(T *)p[1] = (T)w, *(T *)p[2] = (T)lse;                                  \
+  }                                                                                                \
+  static void gradient_line_##C(int64_t n, const void *args, void *const *p) {                     \
+    const EntropyJob *j = args;                                                                    \
+    const T *x = p[1], *weight = (const T *)j->weight, lse = *(const T *)p[3];                     \
+    T *gx = p[0];                                                                                  \
+    int64_t label = *(const int64_t *)p[2];                                                        \
+    if (label == j->ignore_index) {                                                                \
+      memset(gx, 0, sizeof(T) * (size_t)n);                                                        \
+      return;                                                                                      \
+    }                                                                                              \
+    double g = j->each ? (double)*(const T *)p[4] : j->scale, share = j->smoothing / (double)n;    \
+    double w = (1 - j->smoothing) * (weight ? (double)weight[label] : 1);                          \
+    T all = (T)(g * (w + share * j->weight_sum)), smooth = (T)(g * share);                         \
+    if (smooth == 0) PW_IVDEP for (int64_t i = 0; i < n; i++) gx[i] = all * exp(x[i] - lse);       \
+    else if (!weight)                                                                              \
+      PW_IVDEP for (int64_t i = 0; i < n; i++) gx[i] = all * exp(x[i] - lse) - smooth;             \
+    else                                                                                           \
+      PW_IVDEP for (int64_t i = 0; i < n; i++) gx[i] = all * exp(x[i] - lse) - smooth * weight[i]; \
+    gx[label] -= (T)(g * w);                                                                       \
+  }                                                                                                \
+  static void entropy_panel_##C(int64_t n, int64_t width, const void *args, void *const *p,        \
+                                const int64_t *step) {                                             \
+    const EntropyJob *j = args;                                                                    \
+    const T *x = p[3], *weight = (const T *)j->weight;                                             \
+    T *loss = p[0], *w = p[1], *lse = p[2], most[LINES_PANEL], sum[LINES_PANEL],                   \
+      smooth[LINES_PANEL];                                                                         \
+    const int64_t *label = p[4];                                                                   \
+    int64_t s = step[3];                                                                           \
+    for (int64_t i = 0; i < width; i++) most[i] = -INFINITY, sum[i] = smooth[i] = 0;               \
+    for (int64_t r = 0; r < n; r++)                                                                \
+      for (int64_t i = 0; i < width; i++) {                                                        \
+        T v = x[r * s + i];                                                                        \
+        most[i] = v > most[i] || v != v ? v : most[i];                                             \
+      }                                                                                            \
+    for (int64_t i = 0; i < width; i++)                                                            \
+      lse[i] = most[i] == INFINITY || most[i] == -INFINITY ? 0 : most[i];                          \
+    for (int64_t r = 0; r < n; r++)                                                                \
+      PW_IVDEP for (int64_t i = 0; i < width; i++) sum[i] += exp(x[r * s + i] - lse[i]);           \
+    for (int64_t i = 0; i < width; i++) lse[i] += log(sum[i]);                                     \
+    if (j->smoothing > 0)                                                                          \
+      for (int64_t r = 0; r < n; r++)                                                              \
+        for (int64_t i = 0; i < width; i++)                                                        \
+          smooth[i] += (weight ? weight[r] : 1) * (lse[i] - x[r * s + i]);                         \
+    for (int64_t i = 0; i < width; i++) {                                                          \
+      w[i] = loss[i] = 0;                                                                          \
+      if (label[i] == j->ignore_index) continue;                                                   \
+      w[i] = weight ? weight[label[i]] : 1;                                                        \
+      loss[i] = (T)(1 - j->smoothing) * w[i] * (lse[i] - x[label[i] * s + i]);                     \
+      if (j->smoothing > 0) loss[i] += (T)(j->smoothing / (double)n) * smooth[i];                  \
+    }                                                                                              \
+  }                                                                                                \
+  static void gradient_panel_##C(int64_t n, int64_t width, const void *args, void *const *p,       \
+                                 const int64_t *step) {                                            \
+    const EntropyJob *j = args;                                                                    \
+    const T *x = p[1], *lse = p[3], *weight = (const T *)j->weight;                                \
+    T *gx = p[0], all[LINES_PANEL], smooth[LINES_PANEL], at[LINES_PANEL];                          \
+    const int64_t *label = p[2];                                                                   \
+    int64_t s0 = step[0], s = step[1];                                                             \
+    for (int64_t i = 0; i < width; i++) {                                                          \
+      bool ignored = label[i] == j->ignore_index;                                                  \
+      double g = ignored   ? 0                                                                     \
+                 : j->each ? (double)((const T *)p[4])[i]                                          \
+                           : j->scale,                                                             \
+             share = j->smoothing / (double)n;                                                     \
+      double w = ignored ? 0 : (1 - j->smoothing) * (weight ? (double)weight[label[i]] : 1);       \
+      all[i] = (T)(g * (w + share * j->weight_sum)), smooth[i] = (T)(g * share),                   \
+      at[i] = (T)(g * w);                                                                          \
+    }                                                                                              \
+    for (int64_t r = 0; r < n; r++) {                                                              \
+      T wr = weight ? weight[r] : 1;                                                               \
+      PW_IVDEP for (int64_t i = 0; i < width; i++) gx[r * s0 + i] =                                \
+          all[i] * exp(x[r * s + i] - lse[i]) - smooth[i] * wr;                                    \
+    }                                                                                              \
+    for (int64_t i = 0; i < width; i++) {                                                          \
+      if (label[i] != j->ignore_index) gx[label[i] * s0 + i] -= at[i];                             \
+      else                                                                                         \
+        for (int64_t r = 0; r < n; r++) gx[r * s0 + i] = 0;                                        \
+    }                                                                                              \
   }
 ENTROPY_LINES(f32, float)
 ENTROPY_LINES(f64, double)
 
-/* -- Shapes and checks ---------------------------------------------------------------------------------------------------------------- */
+/* -- Shapes and checks ------------------------------------------------------------------------- */
 
 static int class_dim(int ndim) {
   return ndim > 1 ? 1 : 0;
@@ -144,31 +156,38 @@ static int entropy_check(Infer *I, int x, int target, int weight, double smoothi
   int rc = infer_want_float(I, x), ndim = 0;
   if (rc) return rc;
   if (m->ndim == 0) return infer_error(I, "x must have a dim of classes, is a 0-d tensor");
-  if (dtype_kind((DType)t->dtype) != KIND_INT) return infer_error(I, "target must hold whole numbers, is %s", dtype_name((DType)t->dtype));
+  if (dtype_kind((DType)t->dtype) != KIND_INT)
+    return infer_error(I, "target must hold whole numbers, is %s", dtype_name((DType)t->dtype));
   int64_t shape[MF_MAX_DIMS], classes = m->shape[class_dim(m->ndim)];
   for (int d = 0; d < m->ndim; d++)
     if (d != class_dim(m->ndim)) shape[ndim++] = m->shape[d];
   if (t->ndim != ndim || memcmp(t->shape, shape, sizeof(int64_t) * (size_t)ndim))
-    return infer_error(I, "x has shape %s, so target must have shape %s, has %s", shape_text(m->ndim, m->shape, of),
-                       shape_text(ndim, shape, want), shape_text(t->ndim, t->shape, have));
+    return infer_error(I, "x has shape %s, so target must have shape %s, has %s",
+                       shape_text(m->ndim, m->shape, of), shape_text(ndim, shape, want),
+                       shape_text(t->ndim, t->shape, have));
   if (w && (rc = infer_want_float(I, weight))) return rc;
   if (w && (w->ndim != 1 || w->shape[0] != classes))
-    return infer_error(I, "weight has shape %s; it must have one element for each of the %lld classes", shape_text(w->ndim, w->shape, have),
-                       (long long)classes);
-  if (!(smoothing >= 0 && smoothing <= 1)) return infer_error(I, "label_smoothing must lie between 0 and 1, is %g", smoothing);
+    return infer_error(I,
+                       "weight has shape %s; it must have one element for each of the %lld classes",
+                       shape_text(w->ndim, w->shape, have), (long long)classes);
+  if (!(smoothing >= 0 && smoothing <= 1))
+    return infer_error(I, "label_smoothing must lie between 0 and 1, is %g", smoothing);
   return 0;
 }
 
-static int bad_label(const View *t, int64_t at, int64_t label, int64_t classes, int64_t ignore_index) {
+static int bad_label(const View *t, int64_t at, int64_t label, int64_t classes,
+                     int64_t ignore_index) {
   int64_t place[MF_MAX_DIMS];
   char text[SHAPE_TEXT_MAX], also[64] = "";
   for (int d = t->ndim - 1; d >= 0; d--) {
     place[d] = at % t->shape[d];
     at /= t->shape[d];
   }
-  if (ignore_index < 0 || ignore_index >= classes) snprintf(also, sizeof also, ", or ignore_index %lld", (long long)ignore_index);
-  return err_set(MF_EINVAL, "cross_entropy: target %lld at %s is out of range; legal are 0 to %lld%s", (long long)label,
-                 shape_text(t->ndim, place, text), (long long)classes - 1, also);
+  if (ignore_index < 0 || ignore_index >= classes)
+    snprintf(also, sizeof also, ", or ignore_index %lld", (long long)ignore_index);
+  return err_set(MF_EINVAL,
+                 "cross_entropy: target %lld at %s is out of range; legal are 0 to %lld%s",
+                 (long long)label, shape_text(t->ndim, place, text), (long long)classes - 1, also);
 }
 
 static int check_labels(const View *t, int64_t classes, int64_t ignore_index) {
@@ -177,7 +196,8 @@ static int check_labels(const View *t, int64_t classes, int64_t ignore_index) {
   if (t->dtype == I64 && view_is_contiguous(t)) {
     const int64_t *label = t->data;
     int64_t bad = 0;
-    for (int64_t i = 0; i < n; i++) bad |= (label[i] != ignore_index) & ((uint64_t)label[i] >= (uint64_t)classes);
+    for (int64_t i = 0; i < n; i++)
+      bad |= (label[i] != ignore_index) & ((uint64_t)label[i] >= (uint64_t)classes);
     if (!bad) return 0;
   }
   for (int64_t i = 0; i < n; i++) {
@@ -187,12 +207,13 @@ static int check_labels(const View *t, int64_t classes, int64_t ignore_index) {
       rest /= t->shape[d];
     }
     int64_t label = dtype_get_i64((DType)t->dtype, (const char *)t->data + offset * (int64_t)size);
-    if (label != ignore_index && (label < 0 || label >= classes)) return bad_label(t, i, label, classes, ignore_index);
+    if (label != ignore_index && (label < 0 || label >= classes))
+      return bad_label(t, i, label, classes, ignore_index);
   }
   return 0;
 }
 
-/* -- Setting up ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Setting up -------------------------------------------------------------------------------- */
 
 static char *reserve(char *base, size_t *used, size_t bytes) {
   char *at = base ? base + *used : NULL;
@@ -219,16 +240,23 @@ static View positions(const View *v, int ndim, Positions *p) {
   return r;
 }
 
-static void load_weight(EntropyJob *j, const View *w, PointwiseClass cls, char *base, size_t *used) {
+static void load_weight(EntropyJob *j, const View *w, PointwiseClass cls, char *base,
+                        size_t *used) {
   j->weight = NULL;
   j->weight_sum = (double)j->classes;
   if (view_absent(w)) return;
   j->weight = reserve(base, used, (size_t)j->classes * 8);
   if (!base) return;
-  View to = {.data = j->weight, .shape = w->shape, .stride = (int64_t[]){1}, .ndim = 1, .dtype = (uint8_t)(cls == PW_F64 ? F64 : F32)};
+  View to = {.data = j->weight,
+             .shape = w->shape,
+             .stride = (int64_t[]){1},
+             .ndim = 1,
+             .dtype = (uint8_t)(cls == PW_F64 ? F64 : F32)};
   copy_views(w, &to);
   j->weight_sum = 0;
-  for (int64_t i = 0; i < j->classes; i++) j->weight_sum += cls == PW_F64 ? ((double *)(void *)j->weight)[i] : (double)((float *)(void *)j->weight)[i];
+  for (int64_t i = 0; i < j->classes; i++)
+    j->weight_sum +=
+        cls == PW_F64 ? ((double *)(void *)j->weight)[i] : (double)((float *)(void *)j->weight)[i];
 }
 
 static size_t forward_prepare(EntropyJob *j, const OpCall *c, char *base) {
@@ -250,7 +278,8 @@ static size_t forward_prepare(EntropyJob *j, const OpCall *c, char *base) {
   row.data = j->row_weight;
   out[1] = positions(&row, x->ndim, &p[1]);
   out[2] = positions(lse, x->ndim, &p[2]);
-  lines_init(&j->lines, cls, 1 << 4, dim, dim + 1, 3, out, 2, (View[]){*x, positions(target, x->ndim, &p[3])});
+  lines_init(&j->lines, cls, 1 << 4, dim, dim + 1, 3, out, 2,
+             (View[]){*x, positions(target, x->ndim, &p[3])});
   lines_use_panels(&j->lines, cls == PW_F32 ? entropy_panel_f32 : entropy_panel_f64);
   j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
   return used;
@@ -258,7 +287,8 @@ static size_t forward_prepare(EntropyJob *j, const OpCall *c, char *base) {
 
 static size_t backward_prepare(EntropyJob *j, const OpCall *c, char *base) {
   const struct cross_entropy_backward_args *a = c->args;
-  const View *g = &c->in[0], *x = &c->in[1], *target = &c->in[2], *lse = &c->in[3], *total = &c->in[4];
+  const View *g = &c->in[0], *x = &c->in[1], *target = &c->in[2], *lse = &c->in[3],
+             *total = &c->in[4];
   Positions p[3];
   size_t used = 64; /* never nothing: NULL means to count */
   PointwiseClass cls = block_class((DType)x->dtype);
@@ -271,7 +301,8 @@ static size_t backward_prepare(EntropyJob *j, const OpCall *c, char *base) {
   View in[4] = {*x, positions(target, x->ndim, &p[0]), positions(lse, x->ndim, &p[1])};
   if (j->each) in[3] = positions(g, x->ndim, &p[2]);
   else if (base) j->scale = dtype_get_f64((DType)g->dtype, g->data);
-  if (base && a->reduction == REDUCE_MEAN) j->scale /= dtype_get_f64((DType)total->dtype, total->data);
+  if (base && a->reduction == REDUCE_MEAN)
+    j->scale /= dtype_get_f64((DType)total->dtype, total->data);
   lines_init(&j->lines, cls, 1 << 2, dim, dim + 1, 1, c->out, j->each ? 4 : 3, in);
   lines_use_panels(&j->lines, cls == PW_F32 ? gradient_panel_f32 : gradient_panel_f64);
   j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
@@ -282,12 +313,13 @@ static double sum_of(const char *v, PointwiseClass cls, int64_t n) {
   double sum = 0;
   for (int64_t at = 0; at < n; at += BLOCK) {
     int64_t m = n - at < BLOCK ? n - at : BLOCK;
-    sum += cls == PW_F32 ? line_sum_f32(m, (const float *)(const void *)v + at) : line_sum_f64(m, (const double *)(const void *)v + at);
+    sum += cls == PW_F32 ? line_sum_f32(m, (const float *)(const void *)v + at)
+                         : line_sum_f64(m, (const double *)(const void *)v + at);
   }
   return sum;
 }
 
-/* -- Records --------------------------------------------------------------------------------------------------------------------------- */
+/* -- Records ----------------------------------------------------------------------------------- */
 
 static int cross_entropy_infer(Infer *I) {
   const struct cross_entropy_args *a = I->args;
@@ -322,7 +354,8 @@ static int cross_entropy_cpu(const OpCall *c) {
     rows.data = j.loss;
     return copy_views(&rows, loss);
   }
-  dtype_set_f64((DType)loss->dtype, loss->data, sum_of(j.loss, cls, n) / (a->reduction == REDUCE_MEAN ? weights : 1));
+  dtype_set_f64((DType)loss->dtype, loss->data,
+                sum_of(j.loss, cls, n) / (a->reduction == REDUCE_MEAN ? weights : 1));
   return 0;
 }
 
@@ -342,20 +375,27 @@ static int cross_entropy_sbp(SbpAsk *q) {
   return 0;
 }
 
-/* The loss of logits x (N, C, d1, ...) under labels (N, d1, ...), the log-sum-exp of each position, and the sum of the labels' weights. */
-OP(cross_entropy, .signature = "cross_entropy(Tensor x, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
-   "str(mean|sum|none) reduction=mean, float label_smoothing=0) -> (Tensor loss, Tensor lse, Tensor total)", .flags = OP_HIDDEN,
-   .sbp_rule = cross_entropy_sbp, .infer = cross_entropy_infer, .cpu = cross_entropy_cpu, .scratch = cross_entropy_scratch)
+/* The loss of logits x (N, C, d1, ...) under labels (N, d1, ...), the log-sum-exp of each position,
+ * and the sum of the labels' weights. */
+OP(cross_entropy,
+   .signature =
+       "cross_entropy(Tensor x, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
+       "str(mean|sum|none) reduction=mean, float label_smoothing=0) -> (Tensor loss, Tensor lse, "
+       "Tensor total)",
+   .flags = OP_HIDDEN, .sbp_rule = cross_entropy_sbp, .infer = cross_entropy_infer,
+   .cpu = cross_entropy_cpu, .scratch = cross_entropy_scratch)
 
 static int cross_entropy_backward_infer(Infer *I) {
   const struct cross_entropy_backward_args *a = I->args;
   const Meta *g = I->in[0], *t = I->in[2], *lse = I->in[3];
-  int rc = entropy_check(I, 1, 2, 5, a->label_smoothing), ndim = a->reduction == REDUCE_NONE ? t->ndim : 0;
+  int rc = entropy_check(I, 1, 2, 5, a->label_smoothing),
+      ndim = a->reduction == REDUCE_NONE ? t->ndim : 0;
   if (!rc) rc = infer_want_ndim(I, 0, ndim);
   if (!rc) rc = infer_want_ndim(I, 3, t->ndim);
   if (!rc) rc = infer_want_ndim(I, 4, 0);
   if (rc) return rc;
-  if (memcmp(g->shape, t->shape, sizeof(int64_t) * (size_t)ndim) || memcmp(lse->shape, t->shape, sizeof(int64_t) * (size_t)t->ndim))
+  if (memcmp(g->shape, t->shape, sizeof(int64_t) * (size_t)ndim) ||
+      memcmp(lse->shape, t->shape, sizeof(int64_t) * (size_t)t->ndim))
     return infer_error(I, "g and lse must have the shape of target");
   return infer_like(I, 1, (DType)I->in[1]->dtype);
 }
@@ -391,7 +431,11 @@ static int cross_entropy_backward_sbp(SbpAsk *q) {
 }
 
 /* The gradient of cross_entropy for x from the log-sum-exp and the sum of weights that it gave. */
-OP(cross_entropy_backward, .signature = "cross_entropy_backward(Tensor g, Tensor x, Tensor target, Tensor lse, Tensor total, "
-   "Tensor? weight=None, *, int ignore_index=-100, str(mean|sum|none) reduction=mean, float label_smoothing=0) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = cross_entropy_backward_sbp, .linear = "g", .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu,
+OP(cross_entropy_backward,
+   .signature =
+       "cross_entropy_backward(Tensor g, Tensor x, Tensor target, Tensor lse, Tensor total, "
+       "Tensor? weight=None, *, int ignore_index=-100, str(mean|sum|none) reduction=mean, float "
+       "label_smoothing=0) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = cross_entropy_backward_sbp, .linear = "g",
+   .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu,
    .scratch = cross_entropy_backward_scratch)

@@ -22,8 +22,8 @@
 
 enum { BUCKETS = 512, CAPACITY = 1024, OPERANDS = 4, KEY_MAX = 56 };
 
-/* -- What differs between the versions: layouts are values in 2 and objects in 3, and 2 describes an
- * operation before the primitive ---------- */
+/* -- What differs between the versions: layouts are values in 2 and objects in 3, and 2 describes
+ * an operation before the primitive ---------- */
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Layout;
@@ -109,7 +109,7 @@ static dnnl_status_t conv_create(dnnl_primitive_desc_t *pd, dnnl_engine_t e, Dnn
 }
 #endif
 
-/* -- Plans ---------- */
+/* -- Plans ------------------------------------------------------------------------------------- */
 
 typedef struct Key {
   int64_t n, v[KEY_MAX];
@@ -287,7 +287,7 @@ static int plan_execute(const Plan *p, const Set *s, void *const *data, char *sc
              : err_set(MF_EUNSUPPORTED, "oneDNN: execution failed with status %d", (int)status);
 }
 
-/* -- The cache ---------- */
+/* -- The cache --------------------------------------------------------------------------------- */
 
 static const char cache_key;
 
@@ -418,7 +418,7 @@ static dnnl_data_type_t data_type(DnnType t) {
   return t == DNN_BF16 ? dnnl_bf16 : dnnl_f32;
 }
 
-/* -- Matrix products ---------- */
+/* -- Matrix products --------------------------------------------------------------------------- */
 
 static void matmul_key(Key *k, const DnnMatmul *d) {
   k->n = 0;
@@ -518,7 +518,7 @@ void dnn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64
              beta, c, ldc);
 }
 
-/* -- Convolutions ---------- */
+/* -- Convolutions ------------------------------------------------------------------------------ */
 
 static void conv_key(Key *k, const DnnConv *d) {
   k->n = 0;

@@ -1,4 +1,5 @@
-/* Factories without randomness: tensors from sizes and numbers. `dtype` is float32 unless given, int64 for arange of whole numbers. */
+/* Factories without randomness: tensors from sizes and numbers. `dtype` is float32 unless given,
+ * int64 for arange of whole numbers. */
 #include <math.h>
 
 #include "block.h"
@@ -10,7 +11,8 @@ enum { GRAIN = 1 << 15 };
 
 /* An output of this shape; device -1 is that of `like`, or the cpu. */
 static int make(Infer *I, int64_t dtype, int64_t device, int64_t n, const int64_t *size) {
-  if (n > MF_MAX_DIMS) return infer_error(I, "size has %lld dims, at most %d are possible", (long long)n, MF_MAX_DIMS);
+  if (n > MF_MAX_DIMS)
+    return infer_error(I, "size has %lld dims, at most %d are possible", (long long)n, MF_MAX_DIMS);
   int rc = infer_shape(I, dtype == DTYPE_NONE ? F32 : (DType)dtype, (int)n, size);
   if (!rc && device >= 0) I->last->device = (uint8_t)device;
   return rc;
@@ -23,7 +25,7 @@ static int make_like(Infer *I, int64_t dtype, int64_t device) {
   return rc;
 }
 
-/* -- Filling --------------------------------------------------------------------------------------------------------------- */
+/* -- Filling ----------------------------------------------------------------------------------- */
 
 typedef struct FillJob {
   char *data;
@@ -36,11 +38,11 @@ static void fill_range(int64_t begin, int64_t end, void *arg) {
   char *p = j->data + begin * (int64_t)j->size;
   int64_t n = end - begin;
   if (j->size == 1) memset(p, j->value[0], (size_t)n);
-#define FILL(T)                                                                            \
-  else if (j->size == sizeof(T)) {                                                         \
-    T v;                                                                                   \
-    memcpy(&v, j->value, sizeof v);                                                        \
-    for (int64_t i = 0; i < n; i++) ((T *)(void *)p)[i] = v;                               \
+#define FILL(T)                                              \
+  else if (j->size == sizeof(T)) {                           \
+    T v;                                                     \
+    memcpy(&v, j->value, sizeof v);                          \
+    for (int64_t i = 0; i < n; i++) ((T *)(void *)p)[i] = v; \
   }
   FILL(uint16_t)
   FILL(uint32_t)
@@ -82,27 +84,33 @@ static int fresh_sbp(SbpAsk *q) {
 }
 
 /* A tensor whose elements are not set. */
-OP(empty, .signature = "empty(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
-   .sbp_rule = fresh_sbp,
-   .infer = empty_infer, .cpu = empty_cpu)
+OP(empty,
+   .signature =
+       "empty(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> "
+       "Tensor",
+   .sbp_rule = fresh_sbp, .infer = empty_infer, .cpu = empty_cpu)
 
 static int zeros_infer(Infer *I) {
   const struct zeros_args *a = I->args;
   return make(I, a->dtype, a->device, a->size.n, a->size.v);
 }
 /* Zeros. */
-OP(zeros, .signature = "zeros(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
-   .sbp_rule = fresh_sbp,
-   .infer = zeros_infer, .cpu = zeros_cpu)
+OP(zeros,
+   .signature =
+       "zeros(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> "
+       "Tensor",
+   .sbp_rule = fresh_sbp, .infer = zeros_infer, .cpu = zeros_cpu)
 
 static int ones_infer(Infer *I) {
   const struct ones_args *a = I->args;
   return make(I, a->dtype, a->device, a->size.n, a->size.v);
 }
 /* Ones. */
-OP(ones, .signature = "ones(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
-   .sbp_rule = fresh_sbp,
-   .infer = ones_infer, .cpu = ones_cpu)
+OP(ones,
+   .signature =
+       "ones(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> "
+       "Tensor",
+   .sbp_rule = fresh_sbp, .infer = ones_infer, .cpu = ones_cpu)
 
 static int full_infer(Infer *I) {
   const struct full_args *a = I->args;
@@ -112,16 +120,21 @@ static int full_cpu(const OpCall *c) {
   return fill(&c->out[0], ((const struct full_args *)c->args)->fill_value);
 }
 /* One number everywhere. */
-OP(full, .signature = "full(int[] size, float fill_value, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
-   .sbp_rule = fresh_sbp,
-   .infer = full_infer, .cpu = full_cpu)
+OP(full,
+   .signature =
+       "full(int[] size, float fill_value, *, dtype? dtype=None, device? device=None, bool "
+       "requires_grad=False) -> Tensor",
+   .sbp_rule = fresh_sbp, .infer = full_infer, .cpu = full_cpu)
 
 static int empty_like_infer(Infer *I) {
   const struct empty_like_args *a = I->args;
   return make_like(I, a->dtype, a->device);
 }
 /* As empty, with the shape, dtype and device of x. */
-OP(empty_like, .signature = "empty_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+OP(empty_like,
+   .signature =
+       "empty_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
+       "-> Tensor",
    .flags = OP_NO_GRAD, .sbp = "...", .infer = empty_like_infer, .cpu = empty_cpu)
 
 static int zeros_like_infer(Infer *I) {
@@ -129,7 +142,10 @@ static int zeros_like_infer(Infer *I) {
   return make_like(I, a->dtype, a->device);
 }
 /* As zeros, with the shape, dtype and device of x. */
-OP(zeros_like, .signature = "zeros_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+OP(zeros_like,
+   .signature =
+       "zeros_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
+       "-> Tensor",
    .flags = OP_NO_GRAD, .sbp = "...", .infer = zeros_like_infer, .cpu = zeros_cpu)
 
 static int ones_like_infer(Infer *I) {
@@ -137,7 +153,10 @@ static int ones_like_infer(Infer *I) {
   return make_like(I, a->dtype, a->device);
 }
 /* As ones, with the shape, dtype and device of x. */
-OP(ones_like, .signature = "ones_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+OP(ones_like,
+   .signature =
+       "ones_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
+       "-> Tensor",
    .flags = OP_NO_GRAD, .sbp = "...", .infer = ones_like_infer, .cpu = ones_cpu)
 
 static int full_like_infer(Infer *I) {
@@ -148,13 +167,17 @@ static int full_like_cpu(const OpCall *c) {
   return fill(&c->out[0], ((const struct full_like_args *)c->args)->fill_value);
 }
 /* As full, with the shape, dtype and device of x. */
-OP(full_like, .signature = "full_like(Tensor x, float fill_value, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
-                           "-> Tensor",
+OP(full_like,
+   .signature =
+       "full_like(Tensor x, float fill_value, *, dtype? dtype=None, device? device=None, bool "
+       "requires_grad=False) "
+       "-> Tensor",
    .flags = OP_NO_GRAD, .sbp = "...", .infer = full_like_infer, .cpu = full_like_cpu)
 
-/* -- Sequences --------------------------------------------------------------------------------------------------------------- */
+/* -- Sequences --------------------------------------------------------------------------------- */
 
-/* Element i is start + i * step; from the middle on it is counted back from the end, as PyTorch's linspace does. */
+/* Element i is start + i * step; from the middle on it is counted back from the end, as PyTorch's
+ * linspace does. */
 typedef struct SequenceJob {
   const View *y;
   double start, step, end, base; /* base: 0, or that of logspace */
@@ -166,8 +189,10 @@ static void sequence_range(int64_t begin, int64_t end, void *arg) {
   const SequenceJob *j = arg;
   DType t = (DType)j->y->dtype;
   for (int64_t i = begin; i < end; i++) {
-    double v = j->both_ends && i >= j->n / 2 ? j->end - j->step * (double)(j->n - 1 - i) : j->start + j->step * (double)i;
-    dtype_set_f64(t, (char *)j->y->data + i * (int64_t)dtype_size(t), j->base > 0 ? pow(j->base, v) : v);
+    double v = j->both_ends && i >= j->n / 2 ? j->end - j->step * (double)(j->n - 1 - i)
+                                             : j->start + j->step * (double)i;
+    dtype_set_f64(t, (char *)j->y->data + i * (int64_t)dtype_size(t),
+                  j->base > 0 ? pow(j->base, v) : v);
   }
 }
 
@@ -180,7 +205,9 @@ static int arange_infer(Infer *I) {
   }
   if (a->step == 0 || a->step != a->step) return infer_error(I, "step must not be %g", a->step);
   double count = ceil((a->end - a->start) / a->step);
-  if (!(count >= 0)) return infer_error(I, "from %g one does not come to %g by steps of %g", a->start, a->end, a->step);
+  if (!(count >= 0))
+    return infer_error(I, "from %g one does not come to %g by steps of %g", a->start, a->end,
+                       a->step);
   if (count > 1e15) return infer_error(I, "%g elements are too many", count);
   bool whole = a->start == floor(a->start) && a->end == floor(a->end) && a->step == floor(a->step);
   int64_t n = (int64_t)count;
@@ -195,47 +222,66 @@ static int arange_cpu(const OpCall *c) {
 }
 
 /* start, start + step, ... below end; arange(end) starts at 0. Whole numbers give int64. */
-OP(arange, .signature = "arange(float start, float? end=None, float step=1, *, dtype? dtype=None, device? device=None, "
-                        "bool requires_grad=False) -> Tensor",
+OP(arange,
+   .signature =
+       "arange(float start, float? end=None, float step=1, *, dtype? dtype=None, device? "
+       "device=None, "
+       "bool requires_grad=False) -> Tensor",
    .infer = arange_infer, .cpu = arange_cpu)
 
 static int linspace_infer(Infer *I) {
   const struct linspace_args *a = I->args;
-  if (a->steps < 0) return infer_error(I, "steps must not be negative, is %lld", (long long)a->steps);
+  if (a->steps < 0)
+    return infer_error(I, "steps must not be negative, is %lld", (long long)a->steps);
   return make(I, a->dtype, a->device, 1, &a->steps);
 }
 
 static int linspace_cpu(const OpCall *c) {
   const struct linspace_args *a = c->args;
-  SequenceJob j = {.y = &c->out[0], .start = a->start, .end = a->end, .n = a->steps, .both_ends = a->steps > 1,
+  SequenceJob j = {.y = &c->out[0],
+                   .start = a->start,
+                   .end = a->end,
+                   .n = a->steps,
+                   .both_ends = a->steps > 1,
                    .step = a->steps > 1 ? (a->end - a->start) / (double)(a->steps - 1) : 0};
   mf_parallel(j.n, GRAIN, sequence_range, &j);
   return 0;
 }
 
 /* `steps` numbers at equal distances, both ends included. */
-OP(linspace, .signature = "linspace(float start, float end, int steps, *, dtype? dtype=None, device? device=None, "
-                          "bool requires_grad=False) -> Tensor",
+OP(linspace,
+   .signature =
+       "linspace(float start, float end, int steps, *, dtype? dtype=None, device? device=None, "
+       "bool requires_grad=False) -> Tensor",
    .infer = linspace_infer, .cpu = linspace_cpu)
 
 static int logspace_infer(Infer *I) {
   const struct logspace_args *a = I->args;
-  if (a->steps < 0) return infer_error(I, "steps must not be negative, is %lld", (long long)a->steps);
+  if (a->steps < 0)
+    return infer_error(I, "steps must not be negative, is %lld", (long long)a->steps);
   if (!(a->base > 0)) return infer_error(I, "base must be above 0, is %g", a->base);
   return make(I, a->dtype, a->device, 1, &a->steps);
 }
 
 static int logspace_cpu(const OpCall *c) {
   const struct logspace_args *a = c->args;
-  SequenceJob j = {.y = &c->out[0], .start = a->start, .end = a->end, .n = a->steps, .both_ends = a->steps > 1, .base = a->base,
+  SequenceJob j = {.y = &c->out[0],
+                   .start = a->start,
+                   .end = a->end,
+                   .n = a->steps,
+                   .both_ends = a->steps > 1,
+                   .base = a->base,
                    .step = a->steps > 1 ? (a->end - a->start) / (double)(a->steps - 1) : 0};
   mf_parallel(j.n, GRAIN, sequence_range, &j);
   return 0;
 }
 
 /* base to the powers of linspace. */
-OP(logspace, .signature = "logspace(float start, float end, int steps, float base=10, *, dtype? dtype=None, device? device=None, "
-                          "bool requires_grad=False) -> Tensor",
+OP(logspace,
+   .signature =
+       "logspace(float start, float end, int steps, float base=10, *, dtype? dtype=None, device? "
+       "device=None, "
+       "bool requires_grad=False) -> Tensor",
    .infer = logspace_infer, .cpu = logspace_cpu)
 
 static int eye_infer(Infer *I) {
@@ -248,10 +294,16 @@ static int eye_cpu(const OpCall *c) {
   const View *y = &c->out[0];
   fill(y, 0);
   for (int64_t i = 0; i < y->shape[0] && i < y->shape[1]; i++)
-    dtype_set_f64((DType)y->dtype, (char *)y->data + i * (y->stride[0] + y->stride[1]) * (int64_t)dtype_size((DType)y->dtype), 1);
+    dtype_set_f64(
+        (DType)y->dtype,
+        (char *)y->data + i * (y->stride[0] + y->stride[1]) * (int64_t)dtype_size((DType)y->dtype),
+        1);
   return 0;
 }
 
 /* Ones on the diagonal of an (n, m) matrix of zeros; m is n unless given. */
-OP(eye, .signature = "eye(int n, int? m=None, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> Tensor",
+OP(eye,
+   .signature =
+       "eye(int n, int? m=None, *, dtype? dtype=None, device? device=None, bool "
+       "requires_grad=False) -> Tensor",
    .infer = eye_infer, .cpu = eye_cpu)

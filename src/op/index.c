@@ -1,22 +1,25 @@
-/* Indexing by tensors of whole numbers: subscripts, index_select and its relatives, embedding. See rows.h for how rows are found and moved.
+/* Indexing by tensors of whole numbers: subscripts, index_select and its relatives, embedding. See
+ * rows.h for how rows are found and moved.
  *
- * Placement follows PyTorch: the index tensors broadcast to a common shape; it takes the place of the indexed dims where these are neighbours,
- * and stands in front where they are not. Subscripts may be negative, the indices of the named functions may not. */
+ * Placement follows PyTorch: the index tensors broadcast to a common shape; it takes the place of
+ * the indexed dims where these are neighbours, and stands in front where they are not. Subscripts
+ * may be negative, the indices of the named functions may not. */
 #include <stdio.h>
 
 #include "op_args.h"
 #include "rows.h"
 #include "sbp_rule.h"
 
-/* -- Where the result's dims are ---------------------------------------------------------------------------------------------------- */
+/* -- Where the result's dims are --------------------------------------------------------------- */
 
 typedef struct Placed {
   int ndim, at, places; /* [at, at + places): the index tensors' common shape */
   int64_t shape[2 * MF_MAX_DIMS];
-  uint32_t indexed;     /* bits of x's dims */
+  uint32_t indexed; /* bits of x's dims */
 } Placed;
 
-static void place(int ndim, const int64_t *shape, int n, const int64_t *dims, int places, const int64_t *common, Placed *p) {
+static void place(int ndim, const int64_t *shape, int n, const int64_t *dims, int places,
+                  const int64_t *common, Placed *p) {
   bool together = true;
   p->indexed = 0;
   for (int k = 0; k < n; k++) {
@@ -34,7 +37,8 @@ static void place(int ndim, const int64_t *shape, int n, const int64_t *dims, in
 }
 
 /* The common shape of the index tensors, which are inputs from `first` on. */
-static int common_shape(Infer *I, int first, int n, const int64_t *dims, int *ndim, int64_t *shape) {
+static int common_shape(Infer *I, int first, int n, const int64_t *dims, int *ndim,
+                        int64_t *shape) {
   const Meta *x = I->in[0];
   char name[64], have[SHAPE_TEXT_MAX], other[SHAPE_TEXT_MAX];
   *ndim = 0;
@@ -49,7 +53,8 @@ static int common_shape(Infer *I, int first, int n, const int64_t *dims, int *nd
     int before_ndim = *ndim;
     memcpy(before, shape, sizeof(int64_t) * (size_t)*ndim);
     if (!shape_broadcast(ndim, shape, i->ndim, i->shape))
-      return infer_error(I, "index tensors do not broadcast: %s is %s, the others are %s", name, shape_text(i->ndim, i->shape, have),
+      return infer_error(I, "index tensors do not broadcast: %s is %s, the others are %s", name,
+                         shape_text(i->ndim, i->shape, have),
                          shape_text(before_ndim, before, other));
   }
   return 0;
@@ -59,11 +64,13 @@ static int subscript_place(Infer *I, int first, const IntList *dims, int64_t n, 
   const Meta *x = I->in[0];
   int places;
   int64_t common[MF_MAX_DIMS] = {0};
-  if (dims->n != n || n == 0 || n > x->ndim) return infer_error(I, "%lld index tensors for %lld dims", (long long)n, (long long)dims->n);
+  if (dims->n != n || n == 0 || n > x->ndim)
+    return infer_error(I, "%lld index tensors for %lld dims", (long long)n, (long long)dims->n);
   int rc = common_shape(I, first, (int)n, dims->v, &places, common);
   if (rc) return rc;
   place(x->ndim, x->shape, (int)n, dims->v, places, common, p);
-  if (p->ndim > MF_MAX_DIMS) return infer_error(I, "the result has %d dims, at most %d are possible", p->ndim, MF_MAX_DIMS);
+  if (p->ndim > MF_MAX_DIMS)
+    return infer_error(I, "the result has %d dims, at most %d are possible", p->ndim, MF_MAX_DIMS);
   return 0;
 }
 
@@ -74,18 +81,22 @@ static int want_value(Infer *I, int k, const Placed *p) {
   int64_t shape[2 * MF_MAX_DIMS];
   char name[64], have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
   memcpy(shape, p->shape, sizeof shape);
-  if (shape_broadcast(&ndim, shape, v->ndim, v->shape) && ndim == p->ndim && !memcmp(shape, p->shape, sizeof(int64_t) * (size_t)ndim)) return 0;
-  return infer_error(I, "%s of shape %s does not broadcast to the indexed places, which are %s", infer_name(I, k, name, sizeof name),
-                     shape_text(v->ndim, v->shape, have), shape_text(p->ndim, p->shape, want));
+  if (shape_broadcast(&ndim, shape, v->ndim, v->shape) && ndim == p->ndim &&
+      !memcmp(shape, p->shape, sizeof(int64_t) * (size_t)ndim))
+    return 0;
+  return infer_error(I, "%s of shape %s does not broadcast to the indexed places, which are %s",
+                     infer_name(I, k, name, sizeof name), shape_text(v->ndim, v->shape, have),
+                     shape_text(p->ndim, p->shape, want));
 }
 
-/* -- How they split -------------------------------------------------------------------------------------------------------------------- */
+/* -- How they split ---------------------------------------------------------------------------- */
 
 /* The placement of the index tensors, which are inputs from `first` on, in a tensor like x. */
 static void asked_place(const SbpAsk *q, const Meta *x, int first, const IntList *dims, Placed *p) {
   int64_t common[MF_MAX_DIMS];
   int places = 0;
-  for (int k = first; k < q->n_in; k++) shape_broadcast(&places, common, q->in[k]->ndim, q->in[k]->shape);
+  for (int k = first; k < q->n_in; k++)
+    shape_broadcast(&places, common, q->in[k]->ndim, q->in[k]->shape);
   place(x->ndim, x->shape, (int)dims->n, dims->v, places, common, p);
 }
 
@@ -96,9 +107,11 @@ static int placed_dim(const Placed *p, int d) {
   return before < p->at ? before : before + p->places;
 }
 
-/* `inner` and `outer` are the places in a signature of the tensor that is indexed and of what is found there; `partial`: the former is made from
- * the latter, and partial when only some places are known. */
-static int subscript_sbp(SbpAsk *q, const Meta *x, int inner, int outer, const IntList *dims, bool partial) {
+/* `inner` and `outer` are the places in a signature of the tensor that is indexed and of what is
+ * found there; `partial`: the former is made from the latter, and partial when only some places are
+ * known. */
+static int subscript_sbp(SbpAsk *q, const Meta *x, int inner, int outer, const IntList *dims,
+                         bool partial) {
   Placed p;
   asked_place(q, x, 1, dims, &p);
   for (int d = 0; d < x->ndim; d++) {
@@ -183,7 +196,7 @@ static int index_select_backward_sbp(SbpAsk *q) {
   return 0;
 }
 
-/* -- Kernels in common ------------------------------------------------------------------------------------------------------------------ */
+/* -- Kernels in common ------------------------------------------------------------------------- */
 
 static size_t aligned(size_t bytes) {
   return (bytes + 63) & ~(size_t)63;
@@ -200,7 +213,7 @@ typedef struct Indexed {
   int n;
   const View *index;
   const int64_t *dims;
-  const char *name;   /* of the index; NULL: "indices[k]" */
+  const char *name; /* of the index; NULL: "indices[k]" */
   bool negative;
 } Indexed;
 
@@ -216,7 +229,8 @@ static int find_rows(const Indexed *i, const View *x, int64_t *offset, Rows *r, 
     char name[32];
     snprintf(name, sizeof name, "indices[%d]", k + 1);
     int64_t d = i->dims[k];
-    int rc = rows_add_index(i->op, i->name ? i->name : name, &shape, &i->index[k], x->shape[d], x->stride[d], i->negative, k == 0, offset);
+    int rc = rows_add_index(i->op, i->name ? i->name : name, &shape, &i->index[k], x->shape[d],
+                            x->stride[d], i->negative, k == 0, offset);
     if (rc) return rc;
   }
   return 0;
@@ -245,11 +259,17 @@ static size_t put_bytes(const Indexed *i, const View *x) {
   return aligned((size_t)n * sizeof(int64_t)) + (size_t)(n * row) * dtype_size((DType)x->dtype);
 }
 
-/* A view of value with the shape p, dense in x's dtype: value itself where it lies so, else a copy in `room`. A single element becomes one row,
- * used for all (*once). */
-static View dense_value(const View *value, const View *x, const Placed *p, void *room, int64_t *stride, bool *once) {
-  View dense = {.data = room, .shape = p->shape, .stride = stride, .ndim = (int8_t)p->ndim, .dtype = x->dtype};
-  bool same = value->dtype == x->dtype && value->ndim == p->ndim && !memcmp(value->shape, p->shape, sizeof(int64_t) * (size_t)p->ndim);
+/* A view of value with the shape p, dense in x's dtype: value itself where it lies so, else a copy
+ * in `room`. A single element becomes one row, used for all (*once). */
+static View dense_value(const View *value, const View *x, const Placed *p, void *room,
+                        int64_t *stride, bool *once) {
+  View dense = {.data = room,
+                .shape = p->shape,
+                .stride = stride,
+                .ndim = (int8_t)p->ndim,
+                .dtype = x->dtype};
+  bool same = value->dtype == x->dtype && value->ndim == p->ndim &&
+              !memcmp(value->shape, p->shape, sizeof(int64_t) * (size_t)p->ndim);
   *once = view_numel(value) == 1 && value->ndim <= p->ndim;
   shape_contiguous(p->ndim, p->shape, stride);
   if (*once) {
@@ -259,7 +279,10 @@ static View dense_value(const View *value, const View *x, const Placed *p, void 
       stride[d] = place ? 0 : step;
       if (!place) step *= p->shape[d];
     }
-    copy_views(value, &(View){.data = room, .shape = &step, .stride = &(int64_t){1}, .ndim = 1, .dtype = x->dtype});
+    copy_views(
+        value,
+        &(View){
+            .data = room, .shape = &step, .stride = &(int64_t){1}, .ndim = 1, .dtype = x->dtype});
   } else if (same && view_is_contiguous(value)) {
     dense.data = value->data;
   } else {
@@ -268,8 +291,10 @@ static View dense_value(const View *value, const View *x, const Placed *p, void 
   return dense;
 }
 
-/* y is x but at the indexed places, where value is written or added. The indices are checked before anything is written. */
-static int put_rows(const Indexed *i, const View *x, const View *value, const View *y, void *scratch, bool add) {
+/* y is x but at the indexed places, where value is written or added. The indices are checked before
+ * anything is written. */
+static int put_rows(const Indexed *i, const View *x, const View *value, const View *y,
+                    void *scratch, bool add) {
   Rows r;
   Placed p;
   bool once;
@@ -279,14 +304,15 @@ static int put_rows(const Indexed *i, const View *x, const View *value, const Vi
   if (x && x->data != y->data) copy_views(x, y);
   else if (!x) copy_zero(y);
   if (r.n == 0 || view_numel(y) == 0) return 0;
-  View dense = dense_value(value, y, &p, (char *)scratch + aligned((size_t)r.n * sizeof(int64_t)), stride, &once);
+  View dense = dense_value(value, y, &p, (char *)scratch + aligned((size_t)r.n * sizeof(int64_t)),
+                           stride, &once);
   rows_layout(&r, y, p.indexed, &dense, p.at, p.places);
   if (once) r.dense_n = 0;
   rows_write(&r, add);
   return 0;
 }
 
-/* -- Subscripts ------------------------------------------------------------------------------------------------------------------------- */
+/* -- Subscripts -------------------------------------------------------------------------------- */
 
 static int index_infer(Infer *I) {
   const struct index_args *a = I->args;
@@ -296,7 +322,11 @@ static int index_infer(Infer *I) {
 }
 
 static Indexed subscripts(const OpCall *c, int first, const IntList *dims) {
-  return (Indexed){.op = c->op->name, .n = (int)dims->n, .index = c->in + first, .dims = dims->v, .negative = true};
+  return (Indexed){.op = c->op->name,
+                   .n = (int)dims->n,
+                   .index = c->in + first,
+                   .dims = dims->v,
+                   .negative = true};
 }
 
 static size_t index_scratch(const OpCall *c) {
@@ -309,9 +339,8 @@ static int index_cpu(const OpCall *c) {
 }
 
 /* x[k], x[{k, j}]: the elements at the places that the index tensors name in the dims given. */
-OP(index, .signature = "index(Tensor x, Tensor[] indices, int[] dims) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = index_sbp, .linear = "x",
-   .infer = index_infer, .cpu = index_cpu,
+OP(index, .signature = "index(Tensor x, Tensor[] indices, int[] dims) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = index_sbp, .linear = "x", .infer = index_infer, .cpu = index_cpu,
    .scratch = index_scratch)
 
 static int index_backward_infer(Infer *I) {
@@ -330,9 +359,10 @@ static int index_backward_cpu(const OpCall *c) {
 }
 
 /* The gradient of index: zeros of shape `size` with g added at the places. */
-OP(index_backward, .signature = "index_backward(Tensor g, Tensor[] indices, int[] size, int[] dims) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = index_backward_sbp, .linear = "g",
-   .infer = index_backward_infer, .cpu = index_backward_cpu, .scratch = index_backward_scratch)
+OP(index_backward,
+   .signature = "index_backward(Tensor g, Tensor[] indices, int[] size, int[] dims) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = index_backward_sbp, .linear = "g", .infer = index_backward_infer,
+   .cpu = index_backward_cpu, .scratch = index_backward_scratch)
 
 static int index_put_infer(Infer *I) {
   const struct index_put_args *a = I->args;
@@ -353,13 +383,16 @@ static int index_put_cpu(const OpCall *c) {
   return put_rows(&i, &c->in[0], &c->in[1], &c->out[0], c->scratch, a->accumulate);
 }
 
-/* x with value, broadcast, written (accumulate: added) at the places that the index tensors name. The last of repeated places wins. */
-OP(index_put, .signature = "index_put(Tensor x, Tensor|number value, Tensor[] indices, int[] dims, *, bool accumulate=False) -> Tensor",
-   .flags = OP_HIDDEN | OP_INPLACE,
-   .sbp_rule = index_put_sbp, .linear = "x+value",
+/* x with value, broadcast, written (accumulate: added) at the places that the index tensors name.
+ * The last of repeated places wins. */
+OP(index_put,
+   .signature =
+       "index_put(Tensor x, Tensor|number value, Tensor[] indices, int[] dims, *, bool "
+       "accumulate=False) -> Tensor",
+   .flags = OP_HIDDEN | OP_INPLACE, .sbp_rule = index_put_sbp, .linear = "x+value",
    .infer = index_put_infer, .cpu = index_put_cpu, .scratch = index_put_scratch)
 
-/* -- One dim ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- One dim ----------------------------------------------------------------------------------- */
 
 /* Checks dim and a 1-d (or 0-d) index; *n is how many it names. */
 static int want_index(Infer *I, int k, int64_t *dim, int64_t *n) {
@@ -371,7 +404,9 @@ static int want_index(Infer *I, int k, int64_t *dim, int64_t *n) {
   infer_name(I, k, name, sizeof name);
   if (dtype_is_float((DType)i->dtype) || i->dtype == BOOL)
     return infer_error(I, "%s must hold whole numbers, is %s", name, dtype_name((DType)i->dtype));
-  if (i->ndim > 1) return infer_error(I, "%s must have 1 dim, has shape %s", name, shape_text(i->ndim, i->shape, have));
+  if (i->ndim > 1)
+    return infer_error(I, "%s must have 1 dim, has shape %s", name,
+                       shape_text(i->ndim, i->shape, have));
   *n = meta_numel(i);
   return 0;
 }
@@ -417,9 +452,8 @@ static int index_select_cpu(const OpCall *c) {
 
 /* The entries of dim that the 1-d tensor index names, in its order. */
 OP(index_select, .signature = "index_select(Tensor x, dim dim, Tensor index) -> Tensor",
-   .sbp_rule = index_select_sbp, .linear = "x",
-   .infer = index_select_infer, .cpu = index_select_cpu,
-   .scratch = one_index_scratch)
+   .sbp_rule = index_select_sbp, .linear = "x", .infer = index_select_infer,
+   .cpu = index_select_cpu, .scratch = one_index_scratch)
 
 static int index_select_backward_infer(Infer *I) {
   const struct index_select_backward_args *a = I->args;
@@ -438,10 +472,13 @@ static int index_select_backward_cpu(const OpCall *c) {
   return put_rows(&i, NULL, &c->in[0], &c->out[0], c->scratch, true);
 }
 
-/* The gradient of index_select: zeros of shape `size` with the entries of g added where they came from. */
-OP(index_select_backward, .signature = "index_select_backward(Tensor g, Tensor index, int[] size, int dim) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = index_select_backward_sbp, .linear = "g",
-   .infer = index_select_backward_infer, .cpu = index_select_backward_cpu, .scratch = index_select_backward_scratch)
+/* The gradient of index_select: zeros of shape `size` with the entries of g added where they came
+ * from. */
+OP(index_select_backward,
+   .signature = "index_select_backward(Tensor g, Tensor index, int[] size, int dim) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = index_select_backward_sbp, .linear = "g",
+   .infer = index_select_backward_infer, .cpu = index_select_backward_cpu,
+   .scratch = index_select_backward_scratch)
 
 /* Of ops that write `value` into the entries of dim: x, index, value. */
 static int write_one_dim_infer(Infer *I, int64_t *dim, bool same_shape) {
@@ -454,13 +491,19 @@ static int write_one_dim_infer(Infer *I, int64_t *dim, bool same_shape) {
   memcpy(shape, x->shape, sizeof shape);
   shape[*dim] = n;
   const Meta *v = I->in[2];
-  bool fits = same_shape ? v->ndim == x->ndim && !memcmp(v->shape, shape, sizeof(int64_t) * (size_t)x->ndim) : meta_numel(v) == 1;
+  bool fits =
+      same_shape ? v->ndim == x->ndim && !memcmp(v->shape, shape, sizeof(int64_t) * (size_t)x->ndim)
+                 : meta_numel(v) == 1;
   infer_name(I, 2, name, sizeof name);
   if (!fits && same_shape)
-    return infer_error(I, "%s must have shape %s, has %s", name, shape_text(x->ndim, shape, want), shape_text(v->ndim, v->shape, have));
-  if (!fits) return infer_error(I, "%s must be one number, has shape %s", name, shape_text(v->ndim, v->shape, have));
+    return infer_error(I, "%s must have shape %s, has %s", name, shape_text(x->ndim, shape, want),
+                       shape_text(v->ndim, v->shape, have));
+  if (!fits)
+    return infer_error(I, "%s must be one number, has shape %s", name,
+                       shape_text(v->ndim, v->shape, have));
   if (same_shape && v->dtype != x->dtype)
-    return infer_error(I, "%s is %s, x is %s; convert it first", name, dtype_name((DType)v->dtype), dtype_name((DType)x->dtype));
+    return infer_error(I, "%s is %s, x is %s; convert it first", name, dtype_name((DType)v->dtype),
+                       dtype_name((DType)x->dtype));
   return infer_same(I);
 }
 
@@ -486,10 +529,10 @@ static int index_add_cpu(const OpCall *c) {
   return write_one_dim(c, ((const struct index_add_args *)c->args)->dim, true);
 }
 
-/* x with the entries of source added to the entries of dim that index names. For alpha, see mf.index_add. */
-OP(index_add, .signature = "index_add(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor", .flags = OP_INPLACE,
-   .sbp_rule = index_write_sbp, .linear = "x+source",
-   .infer = index_add_infer,
+/* x with the entries of source added to the entries of dim that index names. For alpha, see
+ * mf.index_add. */
+OP(index_add, .signature = "index_add(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor",
+   .flags = OP_INPLACE, .sbp_rule = index_write_sbp, .linear = "x+source", .infer = index_add_infer,
    .cpu = index_add_cpu, .scratch = index_add_scratch)
 
 static int index_copy_infer(Infer *I) {
@@ -503,8 +546,8 @@ static int index_copy_cpu(const OpCall *c) {
 }
 
 /* x with the entries of source in place of the entries of dim that index names. */
-OP(index_copy, .signature = "index_copy(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor", .flags = OP_INPLACE,
-   .sbp_rule = index_write_sbp, .linear = "x+source",
+OP(index_copy, .signature = "index_copy(Tensor x, dim dim, Tensor index, Tensor source) -> Tensor",
+   .flags = OP_INPLACE, .sbp_rule = index_write_sbp, .linear = "x+source",
    .infer = index_copy_infer, .cpu = index_copy_cpu, .scratch = index_copy_scratch)
 
 static int index_fill_infer(Infer *I) {
@@ -518,17 +561,19 @@ static int index_fill_cpu(const OpCall *c) {
 }
 
 /* x with one number in the entries of dim that index names. */
-OP(index_fill, .signature = "index_fill(Tensor x, dim dim, Tensor index, Tensor|number value) -> Tensor", .flags = OP_INPLACE,
-   .sbp_rule = index_write_sbp, .linear = "x+value",
-   .infer = index_fill_infer, .cpu = index_fill_cpu, .scratch = index_fill_scratch)
+OP(index_fill,
+   .signature = "index_fill(Tensor x, dim dim, Tensor index, Tensor|number value) -> Tensor",
+   .flags = OP_INPLACE, .sbp_rule = index_write_sbp, .linear = "x+value", .infer = index_fill_infer,
+   .cpu = index_fill_cpu, .scratch = index_fill_scratch)
 
-/* -- Embedding ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- Embedding --------------------------------------------------------------------------------- */
 
 static int want_ids(Infer *I, int k) {
   char name[64];
   const Meta *ids = I->in[k];
   if (!dtype_is_float((DType)ids->dtype) && ids->dtype != BOOL) return 0;
-  return infer_error(I, "%s must hold whole numbers, is %s", infer_name(I, k, name, sizeof name), dtype_name((DType)ids->dtype));
+  return infer_error(I, "%s must hold whole numbers, is %s", infer_name(I, k, name, sizeof name),
+                     dtype_name((DType)ids->dtype));
 }
 
 static int embedding_infer(Infer *I) {
@@ -540,10 +585,12 @@ static int embedding_infer(Infer *I) {
   if (a->has_padding_idx) {
     int64_t n = w->shape[0];
     if (a->padding_idx < -n || a->padding_idx >= n)
-      return infer_error(I, "padding_idx %lld is out of range; legal are %lld to %lld", (long long)a->padding_idx, (long long)-n, (long long)(n - 1));
+      return infer_error(I, "padding_idx %lld is out of range; legal are %lld to %lld",
+                         (long long)a->padding_idx, (long long)-n, (long long)(n - 1));
     if (a->padding_idx < 0) a->padding_idx += n;
   }
-  if (ids->ndim == MF_MAX_DIMS) return infer_error(I, "ids has %d dims, at most %d are possible", ids->ndim, MF_MAX_DIMS - 1);
+  if (ids->ndim == MF_MAX_DIMS)
+    return infer_error(I, "ids has %d dims, at most %d are possible", ids->ndim, MF_MAX_DIMS - 1);
   int64_t shape[MF_MAX_DIMS];
   memcpy(shape, ids->shape, sizeof shape);
   shape[ids->ndim] = w->shape[1];
@@ -565,10 +612,13 @@ static int embedding_cpu(const OpCall *c) {
   return take_rows(&i, &c->in[1], &c->out[0], c->scratch);
 }
 
-/* The rows of w (n, d) that ids names: shape of ids, then d. Row padding_idx gets no gradient; with `sparse` the gradient of w holds only the rows used. */
-OP(embedding, .signature = "embedding(Tensor ids, Tensor w, *, int? padding_idx=None, bool sparse=False) -> Tensor", .flags = OP_FUNCTION_ONLY,
-   .sbp = "..., V e -> ... e", .linear = "w",
-   .infer = embedding_infer, .cpu = embedding_cpu, .scratch = embedding_scratch)
+/* The rows of w (n, d) that ids names: shape of ids, then d. Row padding_idx gets no gradient; with
+ * `sparse` the gradient of w holds only the rows used. */
+OP(embedding,
+   .signature =
+       "embedding(Tensor ids, Tensor w, *, int? padding_idx=None, bool sparse=False) -> Tensor",
+   .flags = OP_FUNCTION_ONLY, .sbp = "..., V e -> ... e", .linear = "w", .infer = embedding_infer,
+   .cpu = embedding_cpu, .scratch = embedding_scratch)
 
 static int embedding_backward_infer(Infer *I) {
   const struct embedding_backward_args *a = I->args;
@@ -598,6 +648,8 @@ static int embedding_backward_cpu(const OpCall *c) {
 }
 
 /* The gradient of embedding: (num, d), where row i is the sum of the rows of g whose id is i. */
-OP(embedding_backward, .signature = "embedding_backward(Tensor g, Tensor ids, int num, *, int? padding_idx=None) -> Tensor", .flags = OP_HIDDEN,
-   .sbp = "... e, ... -> V e", .linear = "g",
-   .infer = embedding_backward_infer, .cpu = embedding_backward_cpu, .scratch = embedding_backward_scratch)
+OP(embedding_backward,
+   .signature =
+       "embedding_backward(Tensor g, Tensor ids, int num, *, int? padding_idx=None) -> Tensor",
+   .flags = OP_HIDDEN, .sbp = "... e, ... -> V e", .linear = "g", .infer = embedding_backward_infer,
+   .cpu = embedding_backward_cpu, .scratch = embedding_backward_scratch)

@@ -1,11 +1,12 @@
-/* Helpers of inference: outputs, dims, checks with one form of error text; and look-ups in the op table. */
+/* Helpers of inference: outputs, dims, checks with one form of error text; and look-ups in the op
+ * table. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "op.h"
 
-/* -- The table ------------------------------------------------------------------------------------------------------------- */
+/* -- The table --------------------------------------------------------------------------------- */
 
 const Op *op_find(const char *name) {
   int low = 0, high = op_count - 1; /* the build sorts by name */
@@ -44,7 +45,7 @@ void op_inputs_of_param(const Op *op, const void *args, int p, int *first, int *
   }
 }
 
-/* -- Outputs --------------------------------------------------------------------------------------------------------------- */
+/* -- Outputs ----------------------------------------------------------------------------------- */
 
 Meta *infer_add(Infer *I) {
   Meta *out = I->add(I);
@@ -94,8 +95,11 @@ int infer_keep_strides(Infer *I) {
   Meta *out = I->last;
   for (int k = 0; k < I->n_in; k++) {
     const Meta *x = I->in[k];
-    if (!x || x->ndim != out->ndim || memcmp(x->shape, out->shape, sizeof(int64_t) * (size_t)out->ndim)) continue;
-    if (shape_is_dense(x->ndim, x->shape, x->stride)) memcpy(out->stride, x->stride, sizeof(int64_t) * (size_t)out->ndim);
+    if (!x || x->ndim != out->ndim ||
+        memcmp(x->shape, out->shape, sizeof(int64_t) * (size_t)out->ndim))
+      continue;
+    if (shape_is_dense(x->ndim, x->shape, x->stride))
+      memcpy(out->stride, x->stride, sizeof(int64_t) * (size_t)out->ndim);
     break;
   }
   return 0;
@@ -114,13 +118,13 @@ int infer_none(Infer *I) {
   return 0;
 }
 
-/* -- Dims ------------------------------------------------------------------------------------------------------------------- */
+/* -- Dims -------------------------------------------------------------------------------------- */
 
 int infer_dim(Infer *I, const char *name, int64_t *dim, int ndim) {
   int64_t n = ndim ? ndim : 1;
   if (*dim < -n || *dim >= n)
-    return infer_error(I, "%s %lld is out of range for %d dims; legal are %lld to %lld", name, (long long)*dim, ndim, (long long)-n,
-                       (long long)(n - 1));
+    return infer_error(I, "%s %lld is out of range for %d dims; legal are %lld to %lld", name,
+                       (long long)*dim, ndim, (long long)-n, (long long)(n - 1));
   if (*dim < 0) *dim += n;
   return 0;
 }
@@ -135,13 +139,14 @@ int infer_dims(Infer *I, const char *name, IntList *dims, int ndim, bool all_if_
   for (int i = 0; i < dims->n; i++) {
     int rc = infer_dim(I, name, &dims->v[i], ndim);
     if (rc) return rc;
-    if (seen >> dims->v[i] & 1) return infer_error(I, "dim %lld appears twice in %s", (long long)dims->v[i], name);
+    if (seen >> dims->v[i] & 1)
+      return infer_error(I, "dim %lld appears twice in %s", (long long)dims->v[i], name);
     seen |= 1u << dims->v[i];
   }
   return 0;
 }
 
-/* -- Checks ----------------------------------------------------------------------------------------------------------------- */
+/* -- Checks ------------------------------------------------------------------------------------ */
 
 int infer_error(Infer *I, const char *format, ...) {
   char text[1024];
@@ -167,33 +172,35 @@ const char *infer_name(Infer *I, int k, char *buf, size_t n) {
 int infer_want_float(Infer *I, int k) {
   char name[64];
   if (dtype_is_float(I->in[k]->dtype)) return 0;
-  return infer_error(I, "%s must be a float tensor, is %s; convert it with :float()", infer_name(I, k, name, sizeof name),
-                     dtype_name(I->in[k]->dtype));
+  return infer_error(I, "%s must be a float tensor, is %s; convert it with :float()",
+                     infer_name(I, k, name, sizeof name), dtype_name(I->in[k]->dtype));
 }
 
 int infer_want_ndim(Infer *I, int k, int ndim) {
   char name[64], shape[SHAPE_TEXT_MAX];
   const Meta *x = I->in[k];
   if (x->ndim == ndim) return 0;
-  return infer_error(I, "%s must have %d dims, has %d: %s", infer_name(I, k, name, sizeof name), ndim, x->ndim,
-                     shape_text(x->ndim, x->shape, shape));
+  return infer_error(I, "%s must have %d dims, has %d: %s", infer_name(I, k, name, sizeof name),
+                     ndim, x->ndim, shape_text(x->ndim, x->shape, shape));
 }
 
 int infer_want_dtype(Infer *I, int k, DType dtype) {
   char name[64];
   if (I->in[k]->dtype == dtype) return 0;
-  return infer_error(I, "%s must be %s, is %s", infer_name(I, k, name, sizeof name), dtype_name(dtype), dtype_name(I->in[k]->dtype));
+  return infer_error(I, "%s must be %s, is %s", infer_name(I, k, name, sizeof name),
+                     dtype_name(dtype), dtype_name(I->in[k]->dtype));
 }
 
 int infer_want_same_dtype(Infer *I, int a, int b) {
   char first[64], second[64];
   if (I->in[a]->dtype == I->in[b]->dtype) return 0;
-  return infer_error(I, "%s and %s must have one dtype, are %s and %s", infer_name(I, a, first, sizeof first),
-                     infer_name(I, b, second, sizeof second), dtype_name(I->in[a]->dtype), dtype_name(I->in[b]->dtype));
+  return infer_error(I, "%s and %s must have one dtype, are %s and %s",
+                     infer_name(I, a, first, sizeof first), infer_name(I, b, second, sizeof second),
+                     dtype_name(I->in[a]->dtype), dtype_name(I->in[b]->dtype));
 }
 
-/* PyTorch's rule by ranks: 0 dimensioned tensors, 1 0-d ones, 2 numbers; a later rank counts only when its kind is higher, and a fractional
- * number then means float32. */
+/* PyTorch's rule by ranks: 0 dimensioned tensors, 1 0-d ones, 2 numbers; a later rank counts only
+ * when its kind is higher, and a fractional number then means float32. */
 static DType promote(const int best[3]) {
   int result = best[0];
   for (int rank = 1; rank < 3; rank++) {
@@ -223,7 +230,7 @@ DType op_promote_views(int n, const View *v) {
   return promote(best);
 }
 
-/* -- Pointwise -------------------------------------------------------------------------------------------------------------- */
+/* -- Pointwise --------------------------------------------------------------------------------- */
 
 /* Whether all inputs are alike: one float dtype and shape, dense, no numbers. Most calls are. */
 static bool are_alike(Infer *I) {
@@ -231,14 +238,16 @@ static bool are_alike(Infer *I) {
   if (x->number || !dtype_is_float(x->dtype) || !meta_is_contiguous(x)) return false;
   for (int k = 1; k < I->n_in; k++) {
     const Meta *y = I->in[k];
-    if (y->dtype != x->dtype || y->number || !shape_equal(y->ndim, y->shape, x->ndim, x->shape)) return false;
+    if (y->dtype != x->dtype || y->number || !shape_equal(y->ndim, y->shape, x->ndim, x->shape))
+      return false;
   }
   return true;
 }
 
 int pointwise_infer(Infer *I) {
   int flags = I->op->spec[0]->flags, ndim = 0;
-  if (are_alike(I) && !(flags & (OP_INT_ONLY | OP_BOOL_OUT))) return infer_shape(I, I->in[0]->dtype, I->in[0]->ndim, I->in[0]->shape);
+  if (are_alike(I) && !(flags & (OP_INT_ONLY | OP_BOOL_OUT)))
+    return infer_shape(I, I->in[0]->dtype, I->in[0]->ndim, I->in[0]->shape);
   int64_t shape[MF_MAX_DIMS];
   for (int k = 0; k < I->n_in; k++) {
     char have[SHAPE_TEXT_MAX], got[SHAPE_TEXT_MAX], name[64];
@@ -247,8 +256,11 @@ int pointwise_infer(Infer *I) {
     int before_ndim = ndim;
     memcpy(before, shape, sizeof(int64_t) * (size_t)ndim);
     if (!shape_broadcast(&ndim, shape, x->ndim, x->shape))
-      return infer_error(I, "shapes do not broadcast: %s is %s, the other is %s; sizes of a dim must be equal or 1",
-                         infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, got), shape_text(before_ndim, before, have));
+      return infer_error(
+          I,
+          "shapes do not broadcast: %s is %s, the other is %s; sizes of a dim must be equal or 1",
+          infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, got),
+          shape_text(before_ndim, before, have));
   }
   DType t = infer_promote(I);
   if (!dtype_is_float(t)) {

@@ -1,5 +1,5 @@
-/* Joining tensors (cat, stack) and rearranging one (flip, roll, pad, tril, triu, one_hot). Each copies every element once, as parts of the output
- * that views describe; see copy_views.h. */
+/* Joining tensors (cat, stack) and rearranging one (flip, roll, pad, tril, triu, one_hot). Each
+ * copies every element once, as parts of the output that views describe; see copy_views.h. */
 #include "copy_views.h"
 #include "op_args.h"
 #include "sbp_rule.h"
@@ -23,7 +23,7 @@ static void part_narrow(Part *p, int64_t dim, int64_t start, int64_t length) {
   p->shape[dim] = length;
 }
 
-/* -- cat, stack ------------------------------------------------------------------------------------------------------------------------ */
+/* -- cat, stack -------------------------------------------------------------------------------- */
 
 /* A tensor of shape (0) is left out, whatever the others are. */
 static bool left_out(int ndim, const int64_t *shape) {
@@ -38,7 +38,9 @@ static void keep_channels_last(Infer *I) {
   Meta *y = I->last;
   for (int k = 0; k < I->n_in; k++) {
     const Meta *x = I->in[k];
-    if (x->ndim != 4 || !shape_is_channels_last(4, x->shape, x->stride) || shape_is_contiguous(4, x->shape, x->stride)) return;
+    if (x->ndim != 4 || !shape_is_channels_last(4, x->shape, x->stride) ||
+        shape_is_contiguous(4, x->shape, x->stride))
+      return;
   }
   shape_channels_last(y->shape, y->stride);
 }
@@ -53,7 +55,9 @@ static int cat_infer(Infer *I) {
   for (int k = 0; k < I->n_in && !like; k++)
     if (!left_out(I->in[k]->ndim, I->in[k]->shape)) like = I->in[first = k];
   if (!like) like = I->in[0];
-  if (like->ndim == 0) return infer_error(I, "%s is 0-d and has no dim to join; use stack", infer_name(I, first, name, sizeof name));
+  if (like->ndim == 0)
+    return infer_error(I, "%s is 0-d and has no dim to join; use stack",
+                       infer_name(I, first, name, sizeof name));
   rc = infer_dim(I, "dim", &a->dim, like->ndim);
   if (rc) return rc;
   memcpy(shape, like->shape, sizeof shape);
@@ -64,8 +68,9 @@ static int cat_infer(Infer *I) {
     bool fits = x->ndim == like->ndim;
     for (int d = 0; fits && d < x->ndim; d++) fits = d == a->dim || x->shape[d] == like->shape[d];
     if (!fits)
-      return infer_error(I, "%s is %s, the first is %s; only sizes in dim %lld may differ", infer_name(I, k, name, sizeof name),
-                         shape_text(x->ndim, x->shape, have), shape_text(like->ndim, like->shape, want), (long long)a->dim);
+      return infer_error(I, "%s is %s, the first is %s; only sizes in dim %lld may differ",
+                         infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, have),
+                         shape_text(like->ndim, like->shape, want), (long long)a->dim);
     shape[a->dim] += x->shape[a->dim];
   }
   rc = infer_shape(I, infer_promote(I), like->ndim, shape);
@@ -90,9 +95,8 @@ static int cat_cpu(const OpCall *c) {
 }
 
 /* The tensors one behind the other along dim; the other sizes are equal. */
-OP(cat, .signature = "cat(Tensor[] xs, dim dim=0) -> Tensor",
-   .sbp_rule = sbp_all_but_dim, .linear = "xs",
-   .infer = cat_infer, .cpu = cat_cpu)
+OP(cat, .signature = "cat(Tensor[] xs, dim dim=0) -> Tensor", .sbp_rule = sbp_all_but_dim,
+   .linear = "xs", .infer = cat_infer, .cpu = cat_cpu)
 
 static int stack_infer(Infer *I) {
   struct stack_args *a = I->args;
@@ -103,14 +107,18 @@ static int stack_infer(Infer *I) {
   const Meta *like = I->in[0];
   rc = infer_dim(I, "dim", &a->dim, like->ndim + 1);
   if (rc) return rc;
-  if (like->ndim == MF_MAX_DIMS) return infer_error(I, "a tensor can have at most %d dims", MF_MAX_DIMS);
+  if (like->ndim == MF_MAX_DIMS)
+    return infer_error(I, "a tensor can have at most %d dims", MF_MAX_DIMS);
   for (int k = 1; k < I->n_in; k++) {
     const Meta *x = I->in[k];
-    if (x->ndim == like->ndim && !memcmp(x->shape, like->shape, sizeof(int64_t) * (size_t)x->ndim)) continue;
-    return infer_error(I, "%s is %s, the first is %s; all must have one shape", infer_name(I, k, name, sizeof name),
-                       shape_text(x->ndim, x->shape, have), shape_text(like->ndim, like->shape, want));
+    if (x->ndim == like->ndim && !memcmp(x->shape, like->shape, sizeof(int64_t) * (size_t)x->ndim))
+      continue;
+    return infer_error(I, "%s is %s, the first is %s; all must have one shape",
+                       infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, have),
+                       shape_text(like->ndim, like->shape, want));
   }
-  for (int d = 0; d <= like->ndim; d++) shape[d] = d == a->dim ? I->n_in : like->shape[d - (d > a->dim)];
+  for (int d = 0; d <= like->ndim; d++)
+    shape[d] = d == a->dim ? I->n_in : like->shape[d - (d > a->dim)];
   return infer_shape(I, infer_promote(I), like->ndim + 1, shape);
 }
 
@@ -121,7 +129,8 @@ static int stack_cpu(const OpCall *c) {
     Part p;
     part_init(&p, y);
     part_narrow(&p, a->dim, k, 1);
-    for (int d = (int)a->dim; d + 1 < y->ndim; d++) p.shape[d] = p.shape[d + 1], p.stride[d] = p.stride[d + 1];
+    for (int d = (int)a->dim; d + 1 < y->ndim; d++)
+      p.shape[d] = p.shape[d + 1], p.stride[d] = p.stride[d + 1];
     p.v.ndim--;
     copy_views(&c->in[k], &p.v);
   }
@@ -140,11 +149,10 @@ static int stack_sbp(SbpAsk *q) {
 }
 
 /* The tensors side by side along a new dim; all have one shape. */
-OP(stack, .signature = "stack(Tensor[] xs, dim dim=0) -> Tensor",
-   .sbp_rule = stack_sbp, .linear = "xs",
-   .infer = stack_infer, .cpu = stack_cpu)
+OP(stack, .signature = "stack(Tensor[] xs, dim dim=0) -> Tensor", .sbp_rule = stack_sbp,
+   .linear = "xs", .infer = stack_infer, .cpu = stack_cpu)
 
-/* -- flip, roll ------------------------------------------------------------------------------------------------------------------------- */
+/* -- flip, roll -------------------------------------------------------------------------------- */
 
 static int flip_infer(Infer *I) {
   struct flip_args *a = I->args;
@@ -166,9 +174,8 @@ static int flip_cpu(const OpCall *c) {
 }
 
 /* The order of entries reversed in these dims. A copy. */
-OP(flip, .signature = "flip(Tensor x, int[] dims) -> Tensor",
-   .sbp_rule = sbp_all_but_dim, .linear = "x",
-   .infer = flip_infer, .cpu = flip_cpu)
+OP(flip, .signature = "flip(Tensor x, int[] dims) -> Tensor", .sbp_rule = sbp_all_but_dim,
+   .linear = "x", .infer = flip_infer, .cpu = flip_cpu)
 
 static int roll_infer(Infer *I) {
   struct roll_args *a = I->args;
@@ -177,7 +184,9 @@ static int roll_infer(Infer *I) {
   for (int k = 0; k < a->dims.n && !rc; k++) rc = infer_dim(I, "dims", &a->dims.v[k], x->ndim);
   if (rc) return rc;
   if (a->dims.n == 0 && a->shifts.n != 1)
-    return infer_error(I, "shifts has %d entries; without dims, which rolls all elements as one row, there is one", (int)a->shifts.n);
+    return infer_error(
+        I, "shifts has %d entries; without dims, which rolls all elements as one row, there is one",
+        (int)a->shifts.n);
   if (a->dims.n && a->dims.n != a->shifts.n)
     return infer_error(I, "shifts has %d entries, dims has %d", (int)a->shifts.n, (int)a->dims.n);
   int n = 0; /* one shift a dim */
@@ -190,7 +199,8 @@ static int roll_infer(Infer *I) {
     if (at == n) n++;
   }
   if (n) a->dims.n = a->shifts.n = n;
-  if (a->dims.n == 0 && x->ndim != 1 && !meta_is_contiguous(x)) return infer_shape(I, (DType)x->dtype, x->ndim, x->shape);
+  if (a->dims.n == 0 && x->ndim != 1 && !meta_is_contiguous(x))
+    return infer_shape(I, (DType)x->dtype, x->ndim, x->shape);
   return infer_same(I);
 }
 
@@ -215,7 +225,8 @@ static void roll_from(const struct roll_args *a, int k, const Part *x, const Par
 static size_t roll_scratch(const OpCall *c) {
   const struct roll_args *a = c->args;
   const View *x = &c->in[0];
-  return a->dims.n || view_is_contiguous(x) ? 0 : (size_t)view_numel(x) * dtype_size((DType)x->dtype);
+  return a->dims.n || view_is_contiguous(x) ? 0
+                                            : (size_t)view_numel(x) * dtype_size((DType)x->dtype);
 }
 
 static int roll_cpu(const OpCall *c) {
@@ -241,17 +252,20 @@ static int roll_cpu(const OpCall *c) {
   return 0;
 }
 
-/* Entries moved by `shifts` in these dims, those that leave at the end coming in at the front. Without dims, x is one row of all elements. */
+/* Entries moved by `shifts` in these dims, those that leave at the end coming in at the front.
+ * Without dims, x is one row of all elements. */
 OP(roll, .signature = "roll(Tensor x, int[] shifts, int[] dims=[]) -> Tensor",
-   .sbp_rule = sbp_all_but_dim, .linear = "x",
-   .infer = roll_infer, .cpu = roll_cpu, .scratch = roll_scratch)
+   .sbp_rule = sbp_all_but_dim, .linear = "x", .infer = roll_infer, .cpu = roll_cpu,
+   .scratch = roll_scratch)
 
-/* -- tril, triu ------------------------------------------------------------------------------------------------------------------------- */
+/* -- tril, triu -------------------------------------------------------------------------------- */
 
 static int tri_infer(Infer *I) {
   const Meta *x = I->in[0];
   char have[SHAPE_TEXT_MAX];
-  if (x->ndim < 2) return infer_error(I, "x must have at least 2 dims, has shape %s", shape_text(x->ndim, x->shape, have));
+  if (x->ndim < 2)
+    return infer_error(I, "x must have at least 2 dims, has shape %s",
+                       shape_text(x->ndim, x->shape, have));
   return infer_same(I);
 }
 
@@ -284,9 +298,12 @@ static void tri_range(int64_t begin, int64_t end, void *arg) {
       if (d == last - 1) row = i;
     }
     int64_t edge = clip(row + j->row + j->diagonal - j->column + j->lower, 0, columns);
-    int64_t keep = j->lower ? 0 : edge, kept = j->lower ? edge : columns - edge, drop = j->lower ? edge : 0;
+    int64_t keep = j->lower ? 0 : edge, kept = j->lower ? edge : columns - edge,
+            drop = j->lower ? edge : 0;
     char *in = (char *)x->data + from * size, *out = (char *)y->data + to * size;
-    if (in != out) move(kept, in + keep * x->stride[last] * size, x->stride[last], out + keep * y->stride[last] * size, y->stride[last]);
+    if (in != out)
+      move(kept, in + keep * x->stride[last] * size, x->stride[last],
+           out + keep * y->stride[last] * size, y->stride[last]);
     move(columns - kept, &zero, 0, out + drop * y->stride[last] * size, y->stride[last]);
   }
 }
@@ -295,7 +312,10 @@ static int tri_run(const OpCall *c, int64_t diagonal, bool lower) {
   const View *y = &c->out[0];
   int last = y->ndim - 1;
   int64_t n = view_numel(y);
-  TriJob j = {.x = &c->in[0], .y = y, .lower = lower, .diagonal = clip(diagonal, -(INT64_C(1) << 60), INT64_C(1) << 60)};
+  TriJob j = {.x = &c->in[0],
+              .y = y,
+              .lower = lower,
+              .diagonal = clip(diagonal, -(INT64_C(1) << 60), INT64_C(1) << 60)};
   if (y->start) j.row = y->start[last - 1], j.column = y->start[last];
   if (n) mf_parallel(n / y->shape[last], 1 + COPY_GRAIN / y->shape[last], tri_range, &j);
   return 0;
@@ -305,27 +325,32 @@ static int tril_cpu(const OpCall *c) {
   return tri_run(c, ((const struct tril_args *)c->args)->diagonal, true);
 }
 
-/* The lower triangle of each matrix, zero above the diagonal; diagonal > 0 is above the main one. */
-OP(tril, .signature = "tril(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE, .sbp = "... R C", .linear = "x",
-   .infer = tri_infer, .cpu = tril_cpu)
+/* The lower triangle of each matrix, zero above the diagonal; diagonal > 0 is above the main one.
+ */
+OP(tril, .signature = "tril(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE,
+   .sbp = "... R C", .linear = "x", .infer = tri_infer, .cpu = tril_cpu)
 
 static int triu_cpu(const OpCall *c) {
   return tri_run(c, ((const struct triu_args *)c->args)->diagonal, false);
 }
 
-/* The upper triangle of each matrix, zero below the diagonal; diagonal > 0 is above the main one. */
-OP(triu, .signature = "triu(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE, .sbp = "... R C", .linear = "x",
-   .infer = tri_infer, .cpu = triu_cpu)
+/* The upper triangle of each matrix, zero below the diagonal; diagonal > 0 is above the main one.
+ */
+OP(triu, .signature = "triu(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE,
+   .sbp = "... R C", .linear = "x", .infer = tri_infer, .cpu = triu_cpu)
 
-/* -- one_hot -------------------------------------------------------------------------------------------------------------------------------- */
+/* -- one_hot ----------------------------------------------------------------------------------- */
 
 static int one_hot_infer(Infer *I) {
   const struct one_hot_args *a = I->args;
   const Meta *x = I->in[0];
   int64_t shape[MF_MAX_DIMS + 1];
-  if (dtype_is_float((DType)x->dtype) || x->dtype == BOOL) return infer_error(I, "x must hold whole numbers, is %s", dtype_name((DType)x->dtype));
-  if (a->num_classes < 1) return infer_error(I, "num_classes must be at least 1, is %lld", (long long)a->num_classes);
-  if (x->ndim == MF_MAX_DIMS) return infer_error(I, "a tensor can have at most %d dims", MF_MAX_DIMS);
+  if (dtype_is_float((DType)x->dtype) || x->dtype == BOOL)
+    return infer_error(I, "x must hold whole numbers, is %s", dtype_name((DType)x->dtype));
+  if (a->num_classes < 1)
+    return infer_error(I, "num_classes must be at least 1, is %lld", (long long)a->num_classes);
+  if (x->ndim == MF_MAX_DIMS)
+    return infer_error(I, "a tensor can have at most %d dims", MF_MAX_DIMS);
   memcpy(shape, x->shape, sizeof x->shape);
   shape[x->ndim] = a->num_classes;
   return infer_shape(I, I64, x->ndim + 1, shape);
@@ -345,17 +370,18 @@ static int one_hot_cpu(const OpCall *c) {
         rest /= x->shape[d];
         offset += at[d] * x->stride[d];
       }
-      int64_t v = dtype_get_i64((DType)x->dtype, (char *)x->data + offset * (int64_t)dtype_size((DType)x->dtype));
+      int64_t v = dtype_get_i64((DType)x->dtype,
+                                (char *)x->data + offset * (int64_t)dtype_size((DType)x->dtype));
       if (pass) y[i * classes + v] = 1;
       else if (v < 0 || v >= classes)
-        return err_set(MF_EINVAL, "one_hot: x holds %lld at position %s; legal are 0 to %lld", (long long)v, shape_text(x->ndim, at, text),
-                       (long long)(classes - 1));
+        return err_set(MF_EINVAL, "one_hot: x holds %lld at position %s; legal are 0 to %lld",
+                       (long long)v, shape_text(x->ndim, at, text), (long long)(classes - 1));
     }
   }
   return 0;
 }
 
 /* A new last dim of size num_classes: 1 at the place that x names, else 0. */
-OP(one_hot, .signature = "one_hot(Tensor x, int num_classes) -> Tensor", .flags = OP_NO_GRAD | OP_HIDDEN,
-   .sbp = "... -> ... N",
-   .infer = one_hot_infer, .cpu = one_hot_cpu)
+OP(one_hot, .signature = "one_hot(Tensor x, int num_classes) -> Tensor",
+   .flags = OP_NO_GRAD | OP_HIDDEN, .sbp = "... -> ... N", .infer = one_hot_infer,
+   .cpu = one_hot_cpu)

@@ -1,8 +1,10 @@
 /* Ops along a dim: every line of the operands along it goes through one kernel.
  *
- * Operands are the outputs, then the inputs; all have the same shape but for their length along the line, which may span several adjacent dims. A kernel sees
- * lines as contiguous arrays of a compute type: pointers into the tensors where those lie so, else buffers in scratch, one set a thread. Where lines
- * lie side by side instead (softmax over channels), a panel kernel, if there is one, takes many at a time.
+ * Operands are the outputs, then the inputs; all have the same shape but for their length along the
+ * line, which may span several adjacent dims. A kernel sees lines as contiguous arrays of a compute
+ * type: pointers into the tensors where those lie so, else buffers in scratch, one set a thread.
+ * Where lines lie side by side instead (softmax over channels), a panel kernel, if there is one,
+ * takes many at a time.
  *
  * Static, since it belongs to one instruction set. */
 #ifndef MF_LINES_H
@@ -14,8 +16,10 @@ enum { LINES_OPERANDS = 6, LINES_PANEL = 64, LINES_GRAIN = 1 << 14 };
 
 /* One line of operand k at p[k]; n elements in the first input. */
 typedef void LineFn(int64_t n, const void *args, void *const *p);
-/* `width` lines side by side: element r of line i of operand k at p[k][r * step[k] + i]; width <= LINES_PANEL. */
-typedef void PanelFn(int64_t n, int64_t width, const void *args, void *const *p, const int64_t *step);
+/* `width` lines side by side: element r of line i of operand k at p[k][r * step[k] + i]; width <=
+ * LINES_PANEL. */
+typedef void PanelFn(int64_t n, int64_t width, const void *args, void *const *p,
+                     const int64_t *step);
 
 typedef struct Lines {
   Walk walk; /* over the other dims; its operands are ours */
@@ -46,9 +50,11 @@ static bool lines_merge(const View *v, int first, int last, int64_t *n, int64_t 
   return true;
 }
 
-/* Sets l up for the lines along dims [first, last) of n_out outputs and n_in inputs; the kernels compute in `cls`, but for operands whose bit is set
- * in `ints`, which are int64. False where several dims do not lie as one; the caller then copies. */
-static bool lines_init(Lines *l, PointwiseClass cls, uint32_t ints, int first, int last, int n_out, const View *out, int n_in, const View *in) {
+/* Sets l up for the lines along dims [first, last) of n_out outputs and n_in inputs; the kernels
+ * compute in `cls`, but for operands whose bit is set in `ints`, which are int64. False where
+ * several dims do not lie as one; the caller then copies. */
+static bool lines_init(Lines *l, PointwiseClass cls, uint32_t ints, int first, int last, int n_out,
+                       const View *out, int n_in, const View *in) {
   int64_t shape[MF_MAX_DIMS], stride[LINES_OPERANDS][MF_MAX_DIMS];
   View rest[LINES_OPERANDS];
   int ndim = out[0].ndim - (last - first);
@@ -70,7 +76,8 @@ static bool lines_init(Lines *l, PointwiseClass cls, uint32_t ints, int first, i
     }
     l->dtype[k] = (DType)v->dtype;
     l->cls[k] = ints >> k & 1 ? PW_I64 : cls;
-    l->direct[k] = block_is_native((DType)v->dtype, l->cls[k]) && (l->along[k] == 1 || l->length[k] <= 1);
+    l->direct[k] =
+        block_is_native((DType)v->dtype, l->cls[k]) && (l->along[k] == 1 || l->length[k] <= 1);
     l->offset[k] = l->part_bytes;
     if (!l->direct[k]) l->part_bytes += ((size_t)l->length[k] * 8 + 63) & ~(size_t)63;
   }
@@ -110,14 +117,16 @@ static void lines_place(const Lines *l, int ndim, int64_t k, int64_t *offset) {
   }
 }
 
-/* Line k: p[o] is where the kernel finds operand o, inputs loaded; at[o] where the tensor has it. */
+/* Line k: p[o] is where the kernel finds operand o, inputs loaded; at[o] where the tensor has it.
+ */
 static void lines_open(const Lines *l, int64_t k, char *buffers, void **p, char **at) {
   int64_t offset[LINES_OPERANDS];
   lines_place(l, l->walk.ndim, k, offset);
   for (int o = 0; o < l->n; o++) {
     at[o] = l->walk.data[o] + offset[o] * (int64_t)l->walk.size[o];
     p[o] = l->direct[o] ? at[o] : buffers + l->offset[o];
-    if (!l->direct[o] && o >= l->n_out) block_loads[l->cls[o]][l->dtype[o]](l->length[o], at[o], l->along[o], p[o]);
+    if (!l->direct[o] && o >= l->n_out)
+      block_loads[l->cls[o]][l->dtype[o]](l->length[o], at[o], l->along[o], p[o]);
   }
 }
 
@@ -147,12 +156,15 @@ static void lines_panels(int64_t begin, int64_t end, void *arg) {
     int64_t offset[LINES_OPERANDS], c = k % tiles * LINES_PANEL;
     void *p[LINES_OPERANDS];
     lines_place(l, inner, k / tiles, offset);
-    for (int o = 0; o < l->n; o++) p[o] = l->walk.data[o] + (offset[o] + c) * (int64_t)l->walk.size[o];
-    l->panel(l->length[l->n_out], width - c < LINES_PANEL ? width - c : LINES_PANEL, l->args, p, l->along);
+    for (int o = 0; o < l->n; o++)
+      p[o] = l->walk.data[o] + (offset[o] + c) * (int64_t)l->walk.size[o];
+    l->panel(l->length[l->n_out], width - c < LINES_PANEL ? width - c : LINES_PANEL, l->args, p,
+             l->along);
   }
 }
 
-static void lines_run(Lines *l, LineFn *fn, const void *args, void *scratch) __attribute__((unused));
+static void lines_run(Lines *l, LineFn *fn, const void *args, void *scratch)
+    __attribute__((unused));
 static void lines_run(Lines *l, LineFn *fn, const void *args, void *scratch) {
   if (l->lines == 0) return;
   l->fn = fn;
@@ -160,11 +172,13 @@ static void lines_run(Lines *l, LineFn *fn, const void *args, void *scratch) {
   l->scratch = scratch;
   int64_t n = l->length[l->n_out] + 1;
   if (l->panel) {
-    int64_t width = l->walk.shape[l->walk.ndim - 1], tiles = (width + LINES_PANEL - 1) / LINES_PANEL;
+    int64_t width = l->walk.shape[l->walk.ndim - 1],
+            tiles = (width + LINES_PANEL - 1) / LINES_PANEL;
     mf_parallel(l->lines / width * tiles, 1 + LINES_GRAIN / (n * LINES_PANEL), lines_panels, l);
     return;
   }
-  int64_t grain = 1 + LINES_GRAIN / n, parts = (l->lines + grain - 1) / grain; /* too little work for all threads */
+  int64_t grain = 1 + LINES_GRAIN / n,
+          parts = (l->lines + grain - 1) / grain; /* too little work for all threads */
   if (parts < l->parts) l->parts = parts;
   mf_parallel(l->parts, 1, lines_part, l);
 }

@@ -9,8 +9,8 @@
  * An operand is copied into scratch, dense and converted, only where its dtype asks for it or
  * neither of its last two strides is 1. Scratch holds a's copy, b's copy, the bias, the result
  * when it is converted, then oneDNN's own. */
-#include "cpuid.h"
 #include "copy_views.h"
+#include "cpuid.h"
 #include "dnn.h"
 #include "gemm.h"
 #include "op_args.h"
@@ -44,7 +44,7 @@ typedef struct Scheme {
   DnnMatmul dnn;
 } Scheme;
 
-/* -- Products ---------- */
+/* -- Products ---------------------------------------------------------------------------------- */
 
 /* The product of two operands as matmul sees them: 1-d ones are a row and a column. */
 static void product_set(Product *p, const View *a, const View *b, const View *c, bool transposed) {
@@ -85,10 +85,8 @@ static void product_simplify(Product *p) {
   }
   for (; p->nb && p->sb[p->nb - 1] == 0; p->nb--) {
     int last = p->nb - 1;
-    if (p->m == 1)
-      p->am = p->sa[last], p->cm = p->sc[last];
-    else if (p->sa[last] != p->am * p->m || p->sc[last] != p->cm * p->m)
-      break;
+    if (p->m == 1) p->am = p->sa[last], p->cm = p->sc[last];
+    else if (p->sa[last] != p->am * p->m || p->sc[last] != p->cm * p->m) break;
     p->m *= p->batch[last];
   }
 }
@@ -101,7 +99,7 @@ static bool readable(int64_t rows, int64_t cols, int64_t *row, int64_t *col) {
   return (*col == 1 && *row >= cols) || (*row == 1 && *col >= rows);
 }
 
-/* -- Schemes ---------- */
+/* -- Schemes ----------------------------------------------------------------------------------- */
 
 static size_t room(Scheme *s, int64_t elements, DType t) {
   size_t at = s->total;
@@ -217,7 +215,7 @@ static void scheme_set(Scheme *s, const OpCall *c, Kind kind, const View *a, con
   if (cache) s->total += dnn_matmul_scratch(cache, &s->dnn);
 }
 
-/* -- Running ---------- */
+/* -- Running ----------------------------------------------------------------------------------- */
 
 /* One matrix of floats too small to be worth a primitive. */
 static void small_f32(const Product *p, const float *a, const float *b, const float *bias,
@@ -231,10 +229,10 @@ static void small_f32(const Product *p, const float *a, const float *b, const fl
   }
 }
 
-#define ADD_BIAS(name, T)                                                                          \
-  static void name(const Product *p, const T *bias, T *c) {                                        \
-    for (int64_t i = 0; bias && i < p->m; i++)                                                     \
-      for (int64_t j = 0; j < p->n; j++) c[i * p->cm + j] += bias[j];                              \
+#define ADD_BIAS(name, T)                                             \
+  static void name(const Product *p, const T *bias, T *c) {           \
+    for (int64_t i = 0; bias && i < p->m; i++)                        \
+      for (int64_t j = 0; j < p->n; j++) c[i * p->cm + j] += bias[j]; \
   }
 ADD_BIAS(add_bias_f64, double)
 ADD_BIAS(add_bias_i64, uint64_t)
@@ -330,7 +328,7 @@ static size_t product_scratch(const OpCall *c, Kind kind, const View *a, const V
   return s.total;
 }
 
-/* -- matmul, bmm ---------- */
+/* -- matmul, bmm ------------------------------------------------------------------------------- */
 
 static int check_types(Infer *I, int a, int b) {
   int rc = infer_want_same_dtype(I, a, b);
@@ -386,9 +384,8 @@ static int matmul_sbp(SbpAsk *q) {
 
 /* The matrix product (..., m, k) by (..., k, n); leading dims broadcast. A 1-d a is a row, a 1-d b
  * a column, and that dim is not in the result. */
-OP(matmul, .signature = "matmul(Tensor a, Tensor b) -> Tensor",
-   .sbp_rule = matmul_sbp, .linear = "a|b", .infer = matmul_infer, .cpu = matmul_cpu,
-   .scratch = matmul_scratch)
+OP(matmul, .signature = "matmul(Tensor a, Tensor b) -> Tensor", .sbp_rule = matmul_sbp,
+   .linear = "a|b", .infer = matmul_infer, .cpu = matmul_cpu, .scratch = matmul_scratch)
 
 static int bmm_infer(Infer *I) {
   const Meta *a = I->in[0], *b = I->in[1];
@@ -405,7 +402,7 @@ static int bmm_infer(Infer *I) {
 OP(bmm, .signature = "bmm(Tensor a, Tensor b) -> Tensor", .sbp = "b m k, b k n -> b m n",
    .linear = "a|b", .infer = bmm_infer, .cpu = matmul_cpu, .scratch = matmul_scratch)
 
-/* -- addmm ---------- */
+/* -- addmm ------------------------------------------------------------------------------------- */
 
 static int addmm_infer(Infer *I) {
   const Meta *c = I->in[0], *a = I->in[1], *b = I->in[2];
@@ -475,9 +472,10 @@ static int addmm_cpu(const OpCall *c) {
 /* beta * c + alpha * (a b) for matrices a and b; c broadcasts to the product's shape. */
 OP(addmm,
    .signature = "addmm(Tensor c, Tensor a, Tensor b, *, float beta=1, float alpha=1) -> Tensor",
-   .sbp = "+ m n, m k, k n -> m n", .linear = "a|b", .infer = addmm_infer, .cpu = addmm_cpu, .scratch = addmm_scratch)
+   .sbp = "+ m n, m k, k n -> m n", .linear = "a|b", .infer = addmm_infer, .cpu = addmm_cpu,
+   .scratch = addmm_scratch)
 
-/* -- linear ---------- */
+/* -- linear ------------------------------------------------------------------------------------ */
 
 static int linear_infer(Infer *I) {
   const Meta *x = I->in[0], *w = I->in[1], *b = I->in[2];

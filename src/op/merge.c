@@ -41,7 +41,8 @@ static const Lookup *sorted_ids(const View *x, Lookup **block) {
     (*block)[i] = (Lookup){id, i};
     if (id > most) most = id;
     if (id >= 0) continue;
-    err_set(MF_EINVAL, "merge_ids: ids[%lld] is %lld; ids count from 0", (long long)i, (long long)id);
+    err_set(MF_EINVAL, "merge_ids: ids[%lld] is %lld; ids count from 0", (long long)i,
+            (long long)id);
     return NULL;
   }
   return sort(n, most, *block, *block + n);
@@ -75,5 +76,6 @@ static int merge_ids_cpu(const OpCall *c) {
 }
 
 /* The distinct ids, sorted, and for each one given its place among them. */
-OP(merge_ids, .signature = "merge_ids(Tensor x) -> (Tensor ids, Tensor place)", .flags = OP_HIDDEN | OP_DATA | OP_NO_GRAD,
-   .sbp = "B", .infer = merge_ids_infer, .cpu = merge_ids_cpu)
+OP(merge_ids, .signature = "merge_ids(Tensor x) -> (Tensor ids, Tensor place)",
+   .flags = OP_HIDDEN | OP_DATA | OP_NO_GRAD, .sbp = "B", .infer = merge_ids_infer,
+   .cpu = merge_ids_cpu)

@@ -1,8 +1,10 @@
 /* layer_norm, rms_norm and group_norm with their gradients.
  *
- * A line (the dims that are normalised together) is read from memory once: its moments, its sums and its result are computed while it lies in the cache. The
- * gradient computes the moments again, so that nothing but the input is kept between the passes. Gradients of weights are summed over lines in short float
- * groups that are added up in double, each thread for itself; the threads' parts are joined in order. */
+ * A line (the dims that are normalised together) is read from memory once: its moments, its sums
+ * and its result are computed while it lies in the cache. The gradient computes the moments again,
+ * so that nothing but the input is kept between the passes. Gradients of weights are summed over
+ * lines in short float groups that are added up in double, each thread for itself; the threads'
+ * parts are joined in order. */
 #include "copy_views.h"
 #include "lines.h"
 #include "norm_rows.h"
@@ -19,15 +21,15 @@ static char *reserve(char *base, size_t *used, size_t bytes) {
   return at;
 }
 
-/* -- Layer and RMS norm ----------------------------------------------------------------------------------------------------------- */
+/* -- Layer and RMS norm ------------------------------------------------------------------------ */
 
 typedef struct NormJob {
   Lines lines;
   bool centre;
   double eps;
   int64_t n;
-  char *w, *b;   /* n each, of the compute type */
-  char *sums;    /* backward, a part: gw, gb in double, then both in the compute type */
+  char *w, *b; /* n each, of the compute type */
+  char *sums;  /* backward, a part: gw, gb in double, then both in the compute type */
   size_t sums_bytes;
 } NormJob;
 
@@ -43,7 +45,11 @@ static View contiguous_at(const View *v, char *to, int64_t *stride) {
 /* The weights as n elements of the compute type, or the same number everywhere. */
 static void norm_weight(const View *v, PointwiseClass cls, int64_t n, double otherwise, char *to) {
   static const int64_t none[1];
-  View all = {.data = to, .shape = &n, .stride = (int64_t[]){1}, .ndim = 1, .dtype = (uint8_t)(cls == PW_F64 ? F64 : F32)};
+  View all = {.data = to,
+              .shape = &n,
+              .stride = (int64_t[]){1},
+              .ndim = 1,
+              .dtype = (uint8_t)(cls == PW_F64 ? F64 : F32)};
   View number = {.data = &otherwise, .shape = none, .stride = none, .dtype = F64};
   if (view_absent(v)) {
     copy_views(&number, &all);
@@ -55,8 +61,10 @@ static void norm_weight(const View *v, PointwiseClass cls, int64_t n, double oth
   copy_views(v, &shaped);
 }
 
-/* Lays out scratch from `base` (NULL: only counts) and sets the job up; inputs whose line is not one run of memory are copied. The bytes needed. */
-static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, const View *w, const View *b, bool backward, char *base) {
+/* Lays out scratch from `base` (NULL: only counts) and sets the job up; inputs whose line is not
+ * one run of memory are copied. The bytes needed. */
+static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, const View *w,
+                           const View *b, bool backward, char *base) {
   View in[2];
   int64_t stride[2][MF_MAX_DIMS];
   size_t used = 0;
@@ -75,7 +83,8 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
   j->w = reserve(base, &used, (size_t)j->n * size);
   j->b = reserve(base, &used, (size_t)j->n * size);
-  j->sums_bytes = backward ? ((size_t)j->n * (2 * sizeof(double) + 2 * size) + 63) & ~(size_t)63 : 0;
+  j->sums_bytes =
+      backward ? ((size_t)j->n * (2 * sizeof(double) + 2 * size) + 63) & ~(size_t)63 : 0;
   j->sums = reserve(base, &used, (size_t)j->lines.parts * j->sums_bytes);
   if (base) {
     norm_weight(w, cls, j->n, 1, j->w);
@@ -84,68 +93,74 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   return used;
 }
 
-#define LAYER_NORM(C, T)                                                                                                       \
-  static void line_moments_##C(const NormJob *j, const T *x, double *mean, double *rstd) {                                     \
-    double m2 = 0;                                                                                                             \
-    *mean = 0;                                                                                                                 \
-    if (j->centre) moments_row_##C(j->n, x, 0, mean, &m2), m2 /= (double)j->n;                                                 \
-    else m2 = norm_square_##C(j->n, x);                                                                                        \
-    *rstd = 1 / sqrt(m2 + j->eps);                                                                                             \
-  }                                                                                                                            \
-  static void norm_forward_##C(int64_t begin, int64_t end, void *arg) {                                                        \
-    const NormJob *j = arg;                                                                                                    \
-    const Lines *l = &j->lines;                                                                                                \
-    void *p[LINES_OPERANDS];                                                                                                   \
-    char *at[LINES_OPERANDS];                                                                                                  \
-    for (int64_t part = begin; part < end; part++)                                                                             \
-      for (int64_t k = part * l->lines / l->parts; k < (part + 1) * l->lines / l->parts; k++) {                                \
-        double mean, rstd;                                                                                                     \
-        lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);                                                    \
-        line_moments_##C(j, p[1], &mean, &rstd);                                                                               \
-        norm_apply_##C(j->n, p[1], (T)mean, (T)rstd, (const T *)j->w, (const T *)j->b, p[0]);                                  \
-        lines_close(l, p, at);                                                                                                 \
-      }                                                                                                                        \
-  }                                                                                                                            \
-  static void norm_flush_##C(int64_t n, double *total, T *part) {                                                              \
-    for (int64_t i = 0; i < n; i++) total[i] += (double)part[i], part[i] = 0;                                                  \
-  }                                                                                                                            \
-  static void norm_backward_##C(int64_t begin, int64_t end, void *arg) {                                                       \
-    const NormJob *j = arg;                                                                                                    \
-    const Lines *l = &j->lines;                                                                                                \
-    void *p[LINES_OPERANDS];                                                                                                   \
-    char *at[LINES_OPERANDS];                                                                                                  \
-    for (int64_t part = begin; part < end; part++) {                                                                           \
-      double *sums = (double *)(void *)(j->sums + (size_t)part * j->sums_bytes), scale = 1 / (double)j->n;                     \
-      T *gw = (T *)(sums + 2 * j->n), *gb = gw + j->n;                                                                         \
-      memset(sums, 0, j->sums_bytes);                                                                                          \
-      int64_t first = part * l->lines / l->parts, last = (part + 1) * l->lines / l->parts;                                     \
-      for (int64_t k = first; k < last; k++) {                                                                                 \
-        double mean, rstd, s1 = 0, s2 = 0;                                                                                     \
-        lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);                                                    \
-        const T *g = p[1], *x = p[2], *w = (const T *)j->w;                                                                    \
-        line_moments_##C(j, x, &mean, &rstd);                                                                                  \
-        norm_sums_##C(j->n, g, x, (T)mean, (T)rstd, w, gw, gb, &s1, &s2);                                                      \
-        norm_input_##C(j->n, g, x, (T)mean, (T)rstd, w, (T)(j->centre ? s1 * scale : 0), (T)(s2 * scale), p[0]);               \
-        lines_close(l, p, at);                                                                                                 \
-        if ((k - first) % FLUSH == FLUSH - 1 || k + 1 == last) norm_flush_##C(2 * j->n, sums, gw);                             \
-      }                                                                                                                        \
-    }                                                                                                                          \
+#define LAYER_NORM(C, T)                                                                           \
+  static void line_moments_##C(const NormJob *j, const T *x, double *mean, double *rstd) {         \
+    double m2 = 0;                                                                                 \
+    *mean = 0;                                                                                     \
+    if (j->centre) moments_row_##C(j->n, x, 0, mean, &m2), m2 /= (double)j->n;                     \
+    else m2 = norm_square_##C(j->n, x);                                                            \
+    *rstd = 1 / sqrt(m2 + j->eps);                                                                 \
+  }                                                                                                \
+  static void norm_forward_##C(int64_t begin, int64_t end, void *arg) {                            \
+    const NormJob *j = arg;                                                                        \
+    const Lines *l = &j->lines;                                                                    \
+    void *p[LINES_OPERANDS];                                                                       \
+    char *at[LINES_OPERANDS];                                                                      \
+    for (int64_t part = begin; part < end; part++)                                                 \
+      for (int64_t k = part * l->lines / l->parts; k < (part + 1) * l->lines / l->parts; k++) {    \
+        double mean, rstd;                                                                         \
+        lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);                        \
+        line_moments_##C(j, p[1], &mean, &rstd);                                                   \
+        norm_apply_##C(j->n, p[1], (T)mean, (T)rstd, (const T *)j->w, (const T *)j->b, p[0]);      \
+        lines_close(l, p, at);                                                                     \
+      }                                                                                            \
+  }                                                                                                \
+  static void norm_flush_##C(int64_t n, double *total, T *part) {                                  \
+    for (int64_t i = 0; i < n; i++) total[i] += (double)part[i], part[i] = 0;                      \
+  }                                                                                                \
+  static void norm_backward_##C(int64_t begin, int64_t end, void *arg) {                           \
+    const NormJob *j = arg;                                                                        \
+    const Lines *l = &j->lines;                                                                    \
+    void *p[LINES_OPERANDS];                                                                       \
+    char *at[LINES_OPERANDS];                                                                      \
+    for (int64_t part = begin; part < end; part++) {                                               \
+      double *sums = (double *)(void *)(j->sums + (size_t)part * j->sums_bytes),                   \
+             scale = 1 / (double)j->n;                                                             \
+      T *gw = (T *)(sums + 2 * j->n), *gb = gw + j->n;                                             \
+      memset(sums, 0, j->sums_bytes);                                                              \
+      int64_t first = part * l->lines / l->parts, last = (part + 1) * l->lines / l->parts;         \
+      for (int64_t k = first; k < last; k++) {                                                     \
+        double mean, rstd, s1 = 0, s2 = 0;                                                         \
+        lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);                        \
+        const T *g = p[1], *x = p[2], *w = (const T *)j->w;                                        \
+        line_moments_##C(j, x, &mean, &rstd);                                                      \
+        norm_sums_##C(j->n, g, x, (T)mean, (T)rstd, w, gw, gb, &s1, &s2);                          \
+        norm_input_##C(j->n, g, x, (T)mean, (T)rstd, w, (T)(j->centre ? s1 * scale : 0),           \
+                       (T)(s2 * scale), p[0]);                                                     \
+        lines_close(l, p, at);                                                                     \
+        if ((k - first) % FLUSH == FLUSH - 1 || k + 1 == last) norm_flush_##C(2 * j->n, sums, gw); \
+      }                                                                                            \
+    }                                                                                              \
   }
 LAYER_NORM(f32, float)
 LAYER_NORM(f64, double)
 
-/* Joins the parts' sums of n and stores them as the gradient of a weight, if that is wanted; `from`: where in a part they begin. */
-static void norm_store_sums(const char *sums, size_t sums_bytes, int64_t parts, int64_t n, int64_t from, const View *to) {
+/* Joins the parts' sums of n and stores them as the gradient of a weight, if that is wanted;
+ * `from`: where in a part they begin. */
+static void norm_store_sums(const char *sums, size_t sums_bytes, int64_t parts, int64_t n,
+                            int64_t from, const View *to) {
   BlockBuffer total;
   if (view_numel(to) == 0) return;
   for (int64_t at = 0; at < n; at += BLOCK) {
     int64_t m = n - at < BLOCK ? n - at : BLOCK;
     memset(&total, 0, sizeof total);
     for (int64_t p = 0; p < parts; p++) {
-      const double *part = (const double *)(const void *)(sums + (size_t)p * sums_bytes) + from + at;
+      const double *part =
+          (const double *)(const void *)(sums + (size_t)p * sums_bytes) + from + at;
       for (int64_t i = 0; i < m; i++) total.f64[i] += part[i];
     }
-    block_stores[PW_F64][to->dtype](m, &total, 1, (char *)to->data + at * (int64_t)dtype_size((DType)to->dtype));
+    block_stores[PW_F64][to->dtype](m, &total, 1,
+                                    (char *)to->data + at * (int64_t)dtype_size((DType)to->dtype));
   }
 }
 
@@ -162,26 +177,32 @@ static int norm_check(Infer *I, int x, const IntList *shape, int first_weight) {
   const Meta *m = I->in[x];
   int rc = infer_want_float(I, x), n = (int)shape->n;
   if (rc) return rc;
-  if (n == 0) return infer_error(I, "normalized_shape is empty; it must be the last sizes of x, here %s", shape_text(m->ndim, m->shape, have));
-  if (n > m->ndim || memcmp(m->shape + m->ndim - n, shape->v, sizeof(int64_t) * (size_t)n))
-    return infer_error(I, "normalized_shape %s must be the last sizes of x, whose shape is %s", shape_text(n, shape->v, want),
+  if (n == 0)
+    return infer_error(I, "normalized_shape is empty; it must be the last sizes of x, here %s",
                        shape_text(m->ndim, m->shape, have));
+  if (n > m->ndim || memcmp(m->shape + m->ndim - n, shape->v, sizeof(int64_t) * (size_t)n))
+    return infer_error(I, "normalized_shape %s must be the last sizes of x, whose shape is %s",
+                       shape_text(n, shape->v, want), shape_text(m->ndim, m->shape, have));
   for (int k = first_weight; k < I->n_in; k++) {
     if (!I->in[k]) continue;
     if ((rc = infer_want_float(I, k))) return rc;
     if (I->in[k]->ndim != n || memcmp(I->in[k]->shape, shape->v, sizeof(int64_t) * (size_t)n))
-      return infer_error(I, "%s has shape %s; it must be normalized_shape, %s", infer_name(I, k, name, sizeof name),
-                         shape_text(I->in[k]->ndim, I->in[k]->shape, have), shape_text(n, shape->v, want));
+      return infer_error(I, "%s has shape %s; it must be normalized_shape, %s",
+                         infer_name(I, k, name, sizeof name),
+                         shape_text(I->in[k]->ndim, I->in[k]->shape, have),
+                         shape_text(n, shape->v, want));
   }
   return 0;
 }
 
 /* The outputs (gx, gw, gb) of a gradient, of which the last n_params are empty when not wanted. */
-static int norm_backward_outputs(Infer *I, int x, int w, const IntList *shape, int n_params, bool wanted) {
+static int norm_backward_outputs(Infer *I, int x, int w, const IntList *shape, int n_params,
+                                 bool wanted) {
   int64_t empty[1] = {0};
   int rc = infer_shape(I, (DType)I->in[x]->dtype, I->in[x]->ndim, I->in[x]->shape);
   DType t = (DType)(I->in[w] ? I->in[w] : I->in[x])->dtype;
-  for (int k = 0; k < n_params && !rc; k++) rc = wanted ? infer_shape(I, t, (int)shape->n, shape->v) : infer_shape(I, t, 1, empty);
+  for (int k = 0; k < n_params && !rc; k++)
+    rc = wanted ? infer_shape(I, t, (int)shape->n, shape->v) : infer_shape(I, t, 1, empty);
   return rc;
 }
 
@@ -195,7 +216,8 @@ static size_t layer_norm_prepare(NormJob *j, const OpCall *c, char *base) {
   const struct layer_norm_args *a = c->args;
   j->centre = true;
   j->eps = a->eps;
-  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 1, &c->in[1], &c->in[2], false, base);
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 1, &c->in[1], &c->in[2],
+                      false, base);
 }
 
 static size_t layer_norm_scratch(const OpCall *c) {
@@ -210,7 +232,8 @@ static int layer_norm_cpu(const OpCall *c) {
   return 0;
 }
 
-/* Rows are independent: the first `dims` dims of the first `inputs` inputs may be split; the gradients of weight and bias are then partial. */
+/* Rows are independent: the first `dims` dims of the first `inputs` inputs may be split; the
+ * gradients of weight and bias are then partial. */
 static int rows_sbp(SbpAsk *q, int dims, int inputs) {
   for (int d = 0; d < dims; d++) {
     Sbp *row = sbp_add(q);
@@ -227,10 +250,14 @@ static int layer_norm_sbp(SbpAsk *q) {
   return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 1);
 }
 
-/* (x - mean) / sqrt(var + eps) * weight + bias, mean and variance taken over the last dims (Ba and others, 2016). */
-OP(layer_norm, .signature = "layer_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor",
-   .sbp_rule = layer_norm_sbp,
-   .infer = layer_norm_infer, .cpu = layer_norm_cpu, .scratch = layer_norm_scratch)
+/* (x - mean) / sqrt(var + eps) * weight + bias, mean and variance taken over the last dims (Ba and
+ * others, 2016). */
+OP(layer_norm,
+   .signature =
+       "layer_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float "
+       "eps=1e-05) -> Tensor",
+   .sbp_rule = layer_norm_sbp, .infer = layer_norm_infer, .cpu = layer_norm_cpu,
+   .scratch = layer_norm_scratch)
 
 static int layer_norm_backward_infer(Infer *I) {
   const struct layer_norm_backward_args *a = I->args;
@@ -242,7 +269,8 @@ static size_t layer_norm_backward_prepare(NormJob *j, const OpCall *c, char *bas
   const struct layer_norm_backward_args *a = c->args;
   j->centre = true;
   j->eps = a->eps;
-  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], NULL, true, base);
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], NULL, true,
+                      base);
 }
 
 static size_t layer_norm_backward_scratch(const OpCall *c) {
@@ -265,11 +293,13 @@ static int layer_norm_backward_sbp(SbpAsk *q) {
 }
 
 /* The gradients of layer_norm; those of weight and bias are empty unless `params`. */
-OP(layer_norm_backward, .signature = "layer_norm_backward(Tensor g, Tensor x, int[] normalized_shape, Tensor? weight, bool params, float eps)"
-   " -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN,
-   .sbp_rule = layer_norm_backward_sbp,
-   .infer = layer_norm_backward_infer, .cpu = layer_norm_backward_cpu,
-   .scratch = layer_norm_backward_scratch)
+OP(layer_norm_backward,
+   .signature =
+       "layer_norm_backward(Tensor g, Tensor x, int[] normalized_shape, Tensor? weight, bool "
+       "params, float eps)"
+       " -> (Tensor x, Tensor weight, Tensor bias)",
+   .flags = OP_HIDDEN, .sbp_rule = layer_norm_backward_sbp, .infer = layer_norm_backward_infer,
+   .cpu = layer_norm_backward_cpu, .scratch = layer_norm_backward_scratch)
 
 /* Without eps that of the dtype counts, as PyTorch has it. */
 static double rms_eps(bool given, double eps, DType t) {
@@ -287,7 +317,8 @@ static size_t rms_norm_prepare(NormJob *j, const OpCall *c, char *base) {
   const struct rms_norm_args *a = c->args;
   j->centre = false;
   j->eps = rms_eps(a->has_eps, a->eps, (DType)c->in[0].dtype);
-  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 1, &c->in[1], &absent, false, base);
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 1, &c->in[1], &absent,
+                      false, base);
 }
 
 static size_t rms_norm_scratch(const OpCall *c) {
@@ -307,11 +338,13 @@ static int rms_norm_sbp(SbpAsk *q) {
   return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 1);
 }
 
-/* x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang and Sennrich, 2019); eps is the dtype's when not given. */
-OP(rms_norm, .signature = "rms_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
-   .sbp_rule = rms_norm_sbp,
-   .infer = rms_norm_infer,
-   .cpu = rms_norm_cpu, .scratch = rms_norm_scratch)
+/* x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang and Sennrich, 2019); eps is the
+ * dtype's when not given. */
+OP(rms_norm,
+   .signature =
+       "rms_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
+   .sbp_rule = rms_norm_sbp, .infer = rms_norm_infer, .cpu = rms_norm_cpu,
+   .scratch = rms_norm_scratch)
 
 static int rms_norm_backward_infer(Infer *I) {
   const struct rms_norm_backward_args *a = I->args;
@@ -323,7 +356,8 @@ static size_t rms_norm_backward_prepare(NormJob *j, const OpCall *c, char *base)
   const struct rms_norm_backward_args *a = c->args;
   j->centre = false;
   j->eps = rms_eps(a->has_eps, a->eps, (DType)c->in[1].dtype);
-  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], NULL, true, base);
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], NULL, true,
+                      base);
 }
 
 static size_t rms_norm_backward_scratch(const OpCall *c) {
@@ -345,70 +379,77 @@ static int rms_norm_backward_sbp(SbpAsk *q) {
 }
 
 /* The gradients of rms_norm; that of the weight is empty unless `params`. */
-OP(rms_norm_backward, .signature = "rms_norm_backward(Tensor g, Tensor x, int[] normalized_shape, Tensor? weight, bool params, float? eps=None)"
-   " -> (Tensor x, Tensor weight)", .flags = OP_HIDDEN,
-   .sbp_rule = rms_norm_backward_sbp,
-   .infer = rms_norm_backward_infer, .cpu = rms_norm_backward_cpu,
-   .scratch = rms_norm_backward_scratch)
+OP(rms_norm_backward,
+   .signature =
+       "rms_norm_backward(Tensor g, Tensor x, int[] normalized_shape, Tensor? weight, bool params, "
+       "float? eps=None)"
+       " -> (Tensor x, Tensor weight)",
+   .flags = OP_HIDDEN, .sbp_rule = rms_norm_backward_sbp, .infer = rms_norm_backward_infer,
+   .cpu = rms_norm_backward_cpu, .scratch = rms_norm_backward_scratch)
 
-/* -- Group norm ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Group norm -------------------------------------------------------------------------------- */
 
 typedef struct GroupJob {
-  int64_t lines, groups, channels, inner; /* lines = N groups, each of `channels` channels of `inner` elements */
+  int64_t lines, groups, channels,
+      inner; /* lines = N groups, each of `channels` channels of `inner` elements */
   double eps;
   int64_t parts;
   char *x, *g, *y, *w, *b, *sums;
   size_t sums_bytes;
 } GroupJob;
 
-#define GROUP_NORM(C, T)                                                                                                       \
-  static void group_forward_##C(int64_t begin, int64_t end, void *arg) {                                                       \
-    const GroupJob *j = arg;                                                                                                   \
-    int64_t n = j->channels * j->inner;                                                                                        \
-    for (int64_t k = begin; k < end; k++) {                                                                                    \
-      const T *x = (const T *)j->x + k * n;                                                                                    \
-      T *y = (T *)j->y + k * n;                                                                                                \
-      double mean = 0, m2 = 0;                                                                                                 \
-      moments_row_##C(n, x, 0, &mean, &m2);                                                                                    \
-      double rstd = 1 / sqrt(m2 / (double)n + j->eps);                                                                         \
-      for (int64_t c = 0; c < j->channels; c++) {                                                                              \
-        int64_t channel = k % j->groups * j->channels + c;                                                                     \
-        T scale = (T)(rstd * (double)((const T *)j->w)[channel]);                                                              \
-        norm_apply_one_##C(j->inner, x + c * j->inner, (T)mean, scale, ((const T *)j->b)[channel], y + c * j->inner);          \
-      }                                                                                                                        \
-    }                                                                                                                          \
-  }                                                                                                                            \
-  static void group_line_backward_##C(const GroupJob *j, int64_t k, double *gw, double *gb) {                                  \
-    int64_t n = j->channels * j->inner;                                                                                        \
-    const T *x = (const T *)j->x + k * n, *g = (const T *)j->g + k * n, *w = (const T *)j->w + k % j->groups * j->channels;    \
-    T *gx = (T *)j->y + k * n;                                                                                                 \
-    double mean = 0, m2 = 0, all1 = 0, all2 = 0;                                                                               \
-    moments_row_##C(n, x, 0, &mean, &m2);                                                                                      \
-    double rstd = 1 / sqrt(m2 / (double)n + j->eps);                                                                           \
-    for (int64_t c = 0; c < j->channels; c++) {                                                                                \
-      double s1 = 0, s2 = 0;                                                                                                   \
-      norm_sums_one_##C(j->inner, g + c * j->inner, x + c * j->inner, (T)mean, &s1, &s2);                                      \
-      s2 *= rstd;                                                                                                              \
-      gw[k % j->groups * j->channels + c] += s2, gb[k % j->groups * j->channels + c] += s1;                                    \
-      all1 += s1 * (double)w[c], all2 += s2 * (double)w[c];                                                                    \
-    }                                                                                                                          \
-    T b = (T)(-rstd * rstd * all2 / (double)n), shift = (T)(-rstd * all1 / (double)n);                                         \
-    for (int64_t c = 0; c < j->channels; c++)                                                                                  \
-      norm_input_one_##C(j->inner, g + c * j->inner, x + c * j->inner, (T)mean, (T)(rstd * (double)w[c]), b, shift, gx + c * j->inner); \
-  }                                                                                                                            \
-  static void group_backward_##C(int64_t begin, int64_t end, void *arg) {                                                      \
-    const GroupJob *j = arg;                                                                                                   \
-    for (int64_t part = begin; part < end; part++) {                                                                           \
-      double *sums = (double *)(void *)(j->sums + (size_t)part * j->sums_bytes);                                               \
-      memset(sums, 0, j->sums_bytes);                                                                                          \
-      for (int64_t k = part * j->lines / j->parts; k < (part + 1) * j->lines / j->parts; k++)                                  \
-        group_line_backward_##C(j, k, sums, sums + j->groups * j->channels);                                                   \
-    }                                                                                                                          \
+#define GROUP_NORM(C, T)                                                                           \
+  static void group_forward_##C(int64_t begin, int64_t end, void *arg) {                           \
+    const GroupJob *j = arg;                                                                       \
+    int64_t n = j->channels * j->inner;                                                            \
+    for (int64_t k = begin; k < end; k++) {                                                        \
+      const T *x = (const T *)j->x + k * n;                                                        \
+      T *y = (T *)j->y + k * n;                                                                    \
+      double mean = 0, m2 = 0;                                                                     \
+      moments_row_##C(n, x, 0, &mean, &m2);                                                        \
+      double rstd = 1 / sqrt(m2 / (double)n + j->eps);                                             \
+      for (int64_t c = 0; c < j->channels; c++) {                                                  \
+        int64_t channel = k % j->groups * j->channels + c;                                         \
+        T scale = (T)(rstd * (double)((const T *)j->w)[channel]);                                  \
+        norm_apply_one_##C(j->inner, x + c * j->inner, (T)mean, scale, ((const T *)j->b)[channel], \
+                           y + c * j->inner);                                                      \
+      }                                                                                            \
+    }                                                                                              \
+  }                                                                                                \
+  static void group_line_backward_##C(const GroupJob *j, int64_t k, double *gw, double *gb) {      \
+    int64_t n = j->channels * j->inner;                                                            \
+    const T *x = (const T *)j->x + k * n, *g = (const T *)j->g + k * n,                            \
+            *w = (const T *)j->w + k % j->groups * j->channels;                                    \
+    T *gx = (T *)j->y + k * n;                                                                     \
+    double mean = 0, m2 = 0, all1 = 0, all2 = 0;                                                   \
+    moments_row_##C(n, x, 0, &mean, &m2);                                                          \
+    double rstd = 1 / sqrt(m2 / (double)n + j->eps);                                               \
+    for (int64_t c = 0; c < j->channels; c++) {                                                    \
+      double s1 = 0, s2 = 0;                                                                       \
+      norm_sums_one_##C(j->inner, g + c * j->inner, x + c * j->inner, (T)mean, &s1, &s2);          \
+      s2 *= rstd;                                                                                  \
+      gw[k % j->groups * j->channels + c] += s2, gb[k % j->groups * j->channels + c] += s1;        \
+      all1 += s1 * (double)w[c], all2 += s2 * (double)w[c];                                        \
+    }                                                                                              \
+    T b = (T)(-rstd * rstd * all2 / (double)n), shift = (T)(-rstd * all1 / (double)n);             \
+    for (int64_t c = 0; c < j->channels; c++)                                                      \
+      norm_input_one_##C(j->inner, g + c * j->inner, x + c * j->inner, (T)mean,                    \
+                         (T)(rstd * (double)w[c]), b, shift, gx + c * j->inner);                   \
+  }                                                                                                \
+  static void group_backward_##C(int64_t begin, int64_t end, void *arg) {                          \
+    const GroupJob *j = arg;                                                                       \
+    for (int64_t part = begin; part < end; part++) {                                               \
+      double *sums = (double *)(void *)(j->sums + (size_t)part * j->sums_bytes);                   \
+      memset(sums, 0, j->sums_bytes);                                                              \
+      for (int64_t k = part * j->lines / j->parts; k < (part + 1) * j->lines / j->parts; k++)      \
+        group_line_backward_##C(j, k, sums, sums + j->groups * j->channels);                       \
+    }                                                                                              \
   }
 GROUP_NORM(f32, float)
 GROUP_NORM(f64, double)
 
-/* The tensor itself where it is contiguous and of the compute type, else room for such a copy (filled when `copy`). */
+/* The tensor itself where it is contiguous and of the compute type, else room for such a copy
+ * (filled when `copy`). */
 static char *group_dense(const View *v, PointwiseClass cls, char *base, size_t *used, bool copy) {
   int64_t stride[MF_MAX_DIMS];
   if (view_is_contiguous(v) && block_is_native((DType)v->dtype, cls)) return v->data;
@@ -419,8 +460,8 @@ static char *group_dense(const View *v, PointwiseClass cls, char *base, size_t *
   return at;
 }
 
-static size_t group_prepare(GroupJob *j, const OpCall *c, int64_t groups, double eps, const View *g, const View *x, const View *w, const View *b,
-                            char *base) {
+static size_t group_prepare(GroupJob *j, const OpCall *c, int64_t groups, double eps, const View *g,
+                            const View *x, const View *w, const View *b, char *base) {
   size_t used = 0;
   PointwiseClass cls = block_class((DType)c->out[0].dtype);
   int64_t n = x->shape[1];
@@ -458,16 +499,21 @@ static int group_check(Infer *I, int x, int64_t groups, int first_weight) {
   const Meta *m = I->in[x];
   int rc = infer_want_float(I, x);
   if (rc) return rc;
-  if (m->ndim < 2) return infer_error(I, "x must have at least 2 dims, (N, C, ...), has shape %s", shape_text(m->ndim, m->shape, have));
+  if (m->ndim < 2)
+    return infer_error(I, "x must have at least 2 dims, (N, C, ...), has shape %s",
+                       shape_text(m->ndim, m->shape, have));
   if (groups < 1 || m->shape[1] % groups)
-    return infer_error(I, "num_groups %lld must divide the %lld channels of x of shape %s", (long long)groups, (long long)m->shape[1],
+    return infer_error(I, "num_groups %lld must divide the %lld channels of x of shape %s",
+                       (long long)groups, (long long)m->shape[1],
                        shape_text(m->ndim, m->shape, have));
   for (int k = first_weight; k < I->n_in; k++) {
     if (!I->in[k]) continue;
     if ((rc = infer_want_float(I, k))) return rc;
     if (I->in[k]->ndim != 1 || I->in[k]->shape[0] != m->shape[1])
-      return infer_error(I, "%s has shape %s; it must have one element for each of the %lld channels of x", infer_name(I, k, name, sizeof name),
-                         shape_text(I->in[k]->ndim, I->in[k]->shape, have), (long long)m->shape[1]);
+      return infer_error(
+          I, "%s has shape %s; it must have one element for each of the %lld channels of x",
+          infer_name(I, k, name, sizeof name), shape_text(I->in[k]->ndim, I->in[k]->shape, have),
+          (long long)m->shape[1]);
   }
   return 0;
 }
@@ -490,7 +536,8 @@ static int group_norm_cpu(const OpCall *c) {
   PointwiseClass cls = block_class((DType)c->out[0].dtype);
   if (view_numel(&c->out[0]) == 0) return 0;
   group_prepare(&j, c, a->num_groups, a->eps, NULL, &c->in[0], &c->in[1], &c->in[2], c->scratch);
-  mf_parallel(j.lines, 1 + LINES_GRAIN / (j.channels * j.inner), cls == PW_F32 ? group_forward_f32 : group_forward_f64, &j);
+  mf_parallel(j.lines, 1 + LINES_GRAIN / (j.channels * j.inner),
+              cls == PW_F32 ? group_forward_f32 : group_forward_f64, &j);
   group_finish(&j, &c->out[0], cls);
   return 0;
 }
@@ -499,10 +546,14 @@ static int group_norm_sbp(SbpAsk *q) {
   return rows_sbp(q, 1, 1);
 }
 
-/* Normalises groups of channels of x (N, C, ...) with the mean and variance of each group (Wu and He, 2018). */
-OP(group_norm, .signature = "group_norm(Tensor x, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor",
-   .sbp_rule = group_norm_sbp,
-   .infer = group_norm_infer, .cpu = group_norm_cpu, .scratch = group_norm_scratch)
+/* Normalises groups of channels of x (N, C, ...) with the mean and variance of each group (Wu and
+ * He, 2018). */
+OP(group_norm,
+   .signature =
+       "group_norm(Tensor x, int num_groups, Tensor? weight=None, Tensor? bias=None, float "
+       "eps=1e-05) -> Tensor",
+   .sbp_rule = group_norm_sbp, .infer = group_norm_infer, .cpu = group_norm_cpu,
+   .scratch = group_norm_scratch)
 
 static int group_norm_backward_infer(Infer *I) {
   const struct group_norm_backward_args *a = I->args;
@@ -526,7 +577,8 @@ static int group_norm_backward_cpu(const OpCall *c) {
   if (view_numel(&c->out[0]) == 0) j.parts = 0;
   mf_parallel(j.parts, 1, cls == PW_F32 ? group_backward_f32 : group_backward_f64, &j);
   norm_store_sums(j.sums, j.sums_bytes, j.parts, j.groups * j.channels, 0, &c->out[1]);
-  norm_store_sums(j.sums, j.sums_bytes, j.parts, j.groups * j.channels, j.groups * j.channels, &c->out[2]);
+  norm_store_sums(j.sums, j.sums_bytes, j.parts, j.groups * j.channels, j.groups * j.channels,
+                  &c->out[2]);
   if (j.parts) group_finish(&j, &c->out[0], cls);
   return 0;
 }
@@ -536,8 +588,10 @@ static int group_norm_backward_sbp(SbpAsk *q) {
 }
 
 /* The gradients of group_norm; those of weight and bias are empty unless `params`. */
-OP(group_norm_backward, .signature = "group_norm_backward(Tensor g, Tensor x, int num_groups, Tensor? weight, bool params, float eps)"
-   " -> (Tensor x, Tensor weight, Tensor bias)", .flags = OP_HIDDEN,
-   .sbp_rule = group_norm_backward_sbp,
-   .infer = group_norm_backward_infer, .cpu = group_norm_backward_cpu,
-   .scratch = group_norm_backward_scratch)
+OP(group_norm_backward,
+   .signature =
+       "group_norm_backward(Tensor g, Tensor x, int num_groups, Tensor? weight, bool params, float "
+       "eps)"
+       " -> (Tensor x, Tensor weight, Tensor bias)",
+   .flags = OP_HIDDEN, .sbp_rule = group_norm_backward_sbp, .infer = group_norm_backward_infer,
+   .cpu = group_norm_backward_cpu, .scratch = group_norm_backward_scratch)

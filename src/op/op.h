@@ -4,9 +4,10 @@
  *      .signature = "softmax(Tensor x, *, dim dim=-1) -> Tensor",
  *      .infer = softmax_infer, .sbp_rule = sbp_all_but_dim, .cpu = softmax_cpu)
  *
- * `collect.lua` reads the lines that begin with OP( or POINTWISE, parses the signatures and writes op_ids.h (enum OP_name),
- * op_args.h (struct name_args) and op_table.c (the table `op_table` of Op). A file with such lines is compiled once per instruction
- * set; each compilation has records of its own, and a context uses those that suit its CPU. */
+ * `collect.lua` reads the lines that begin with OP( or POINTWISE, parses the signatures and writes
+ * op_ids.h (enum OP_name), op_args.h (struct name_args) and op_table.c (the table `op_table` of
+ * Op). A file with such lines is compiled once per instruction set; each compilation has records of
+ * its own, and a context uses those that suit its CPU. */
 #ifndef MF_OP_H
 #define MF_OP_H
 #include "device.h"
@@ -19,31 +20,35 @@ typedef struct Infer Infer;
 typedef struct OpCall OpCall;
 typedef struct SbpAsk SbpAsk;
 
-/* -- Inference ----------------------------------------------------------------------------------------------------------- */
+/* -- Inference --------------------------------------------------------------------------------- */
 
-/* One question: what are the outputs of `op` on these inputs? The function adds its outputs in order with infer_add and fills
- * in their metas; `args` may be normalised in place (dims made non-negative, defaults filled). */
+/* One question: what are the outputs of `op` on these inputs? The function adds its outputs in
+ * order with infer_add and fills in their metas; `args` may be normalised in place (dims made
+ * non-negative, defaults filled). */
 struct Infer {
   const Op *op;
-  void *args;             /* struct NAME_args */
-  const Meta *const *in;  /* n_in of them; NULL: an optional tensor that is absent */
+  void *args;            /* struct NAME_args */
+  const Meta *const *in; /* n_in of them; NULL: an optional tensor that is absent */
   int n_in, n_out;
-  const View *views;      /* the inputs' data where the op is data dependent (OP_DATA); else NULL */
+  const View *views; /* the inputs' data where the op is data dependent (OP_DATA); else NULL */
   Meta *(*add)(Infer *);
-  Meta *last;             /* the output added last */
+  Meta *last; /* the output added last */
 };
 
-/* Answer of a view op whose input cannot be seen that way without a copy: the caller makes it contiguous and asks again. */
+/* Answer of a view op whose input cannot be seen that way without a copy: the caller makes it
+ * contiguous and asks again. */
 enum { INFER_COPY = -1 };
 
-/* The next output: contiguous float32 0-d on the device of the first input until filled in. NULL when out of memory (text set). */
+/* The next output: contiguous float32 0-d on the device of the first input until filled in. NULL
+ * when out of memory (text set). */
 Meta *infer_add(Infer *I);
 
 /* The next output with this dtype and shape, contiguous; the shape is checked. */
 int infer_shape(Infer *I, DType dtype, int ndim, const int64_t *shape);
 /* The next output is like input k, with its shape and, where dense, its strides; dtype as given. */
 int infer_like(Infer *I, int k, DType dtype);
-/* Gives the last output the strides of the first input that has its shape, if that is dense (channels_last stays so). */
+/* Gives the last output the strides of the first input that has its shape, if that is dense
+ * (channels_last stays so). */
 int infer_keep_strides(Infer *I);
 /* Whole inferences for common kinds: output as input 0; the same, integers becoming float32. */
 int infer_same(Infer *I);
@@ -53,29 +58,34 @@ int pointwise_infer(Infer *I);
 /* Adds no output: for ops that only write into their inputs. */
 int infer_none(Infer *I);
 
-/* Makes *dim non-negative in place: legal are -ndim .. ndim-1 (for 0-d: -1 and 0). `name` is the argument's name for the error. */
+/* Makes *dim non-negative in place: legal are -ndim .. ndim-1 (for 0-d: -1 and 0). `name` is the
+ * argument's name for the error. */
 int infer_dim(Infer *I, const char *name, int64_t *dim, int ndim);
 /* The same for a list, refusing repeats. An empty list means all dims when `all_if_empty`. */
 int infer_dims(Infer *I, const char *name, IntList *dims, int ndim, bool all_if_empty);
 
-/* Errors in one form: "softmax: x must be a float tensor, is int64". All return MF_EINVAL (or 0 where the check passes). */
+/* Errors in one form: "softmax: x must be a float tensor, is int64". All return MF_EINVAL (or 0
+ * where the check passes). */
 int infer_error(Infer *I, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int infer_want_float(Infer *I, int k);
 int infer_want_ndim(Infer *I, int k, int ndim);
 int infer_want_dtype(Infer *I, int k, DType dtype);
 int infer_want_same_dtype(Infer *I, int a, int b);
-/* The name of input k as the signature has it ("xs[2]" in a list), for error texts; valid until the next call in the thread's buf. */
+/* The name of input k as the signature has it ("xs[2]" in a list), for error texts; valid until the
+ * next call in the thread's buf. */
 const char *infer_name(Infer *I, int k, char *buf, size_t n);
 
-/* PyTorch's promotion over all inputs given: dimensioned tensors before 0-d ones before numbers, by kind. */
+/* PyTorch's promotion over all inputs given: dimensioned tensors before 0-d ones before numbers, by
+ * kind. */
 DType infer_promote(Infer *I);
 /* The same over views. */
 DType op_promote_views(int n, const View *v);
 
-/* -- Kernels --------------------------------------------------------------------------------------------------------------- */
+/* -- Kernels ----------------------------------------------------------------------------------- */
 
-/* One launch. `in` and `out` are in the signature's order; lists are flattened, their lengths in args (n_NAME). A tensor that the op mutates
- * is among `in`. For an in-place call out[0] has the data of in[0]; kernels of ops that allow it (OP_INPLACE) read an element before they write it. */
+/* One launch. `in` and `out` are in the signature's order; lists are flattened, their lengths in
+ * args (n_NAME). A tensor that the op mutates is among `in`. For an in-place call out[0] has the
+ * data of in[0]; kernels of ops that allow it (OP_INPLACE) read an element before they write it. */
 struct OpCall {
   const Op *op;
   const void *args;
@@ -91,31 +101,31 @@ typedef void PointwiseFn(int64_t n, const void *args, const void *const *in, voi
 typedef enum PointwiseClass { PW_F32, PW_F64, PW_I64, PW_CLASSES } PointwiseClass;
 
 typedef enum OpFlag {
-  OP_VIEW = 1,          /* output shares the storage of input 0; infer sets strides and offset; no kernel */
-  OP_INPLACE = 2,       /* NAME_ exists: the result is written into the first input */
-  OP_RANDOM = 4,        /* takes a generator; never merged with an equal op */
-  OP_DATA = 8,          /* the output's shape depends on data */
-  OP_NO_GRAD = 16,      /* has no gradient by nature (comparison, index); results never require one */
-  OP_BOOL_OUT = 32,     /* pointwise: the result is bool */
-  OP_FLOAT_OUT = 64,    /* pointwise: integers are computed as float32 */
-  OP_INT_ONLY = 128,    /* pointwise: integers and bool only */
+  OP_VIEW = 1, /* output shares the storage of input 0; infer sets strides and offset; no kernel */
+  OP_INPLACE = 2,    /* NAME_ exists: the result is written into the first input */
+  OP_RANDOM = 4,     /* takes a generator; never merged with an equal op */
+  OP_DATA = 8,       /* the output's shape depends on data */
+  OP_NO_GRAD = 16,   /* has no gradient by nature (comparison, index); results never require one */
+  OP_BOOL_OUT = 32,  /* pointwise: the result is bool */
+  OP_FLOAT_OUT = 64, /* pointwise: integers are computed as float32 */
+  OP_INT_ONLY = 128, /* pointwise: integers and bool only */
   OP_METHOD_ONLY = 256, /* bound as a tensor's method alone */
   OP_FUNCTION_ONLY = 512,
-  OP_HIDDEN = 1024      /* bound as mf._NAME: for the library's own Lua */
+  OP_HIDDEN = 1024 /* bound as mf._NAME: for the library's own Lua */
 } OpFlag;
 
 /* What an op's file declares. */
 struct OpSpec {
   const char *signature;
-  const char *sbp;                       /* index notation, see sbp_rule.h */
-  int (*sbp_rule)(SbpAsk *);             /* adds the signatures that notation cannot say */
-  const char *linear;                    /* how partial sums pass: "a+b" jointly, "a|b" one at a time */
-  int flags;                             /* OpFlag */
+  const char *sbp;           /* index notation, see sbp_rule.h */
+  int (*sbp_rule)(SbpAsk *); /* adds the signatures that notation cannot say */
+  const char *linear;        /* how partial sums pass: "a+b" jointly, "a|b" one at a time */
+  int flags;                 /* OpFlag */
   int (*infer)(Infer *);
   int (*cpu)(const OpCall *);
-  size_t (*scratch)(const OpCall *);     /* bytes of scratch; data pointers are not to be read */
+  size_t (*scratch)(const OpCall *); /* bytes of scratch; data pointers are not to be read */
   PointwiseFn *pointwise[PW_CLASSES];
-  const char *expression;                /* of a pointwise op, for fused kernels */
+  const char *expression; /* of a pointwise op, for fused kernels */
 };
 
 /* Records of this compilation: op_NAME__v3 and so on. */
@@ -125,31 +135,42 @@ struct OpSpec {
 /* The place of this compilation in spec[]. */
 enum { MF_INDEX_v2, MF_INDEX_v3, MF_INDEX_v4, MF_INDEX_base = 0 };
 #define OP_ISA MF_PASTE(MF_INDEX_, MF_ISA)
-#define OP(name, ...) extern const OpSpec OP_SYMBOL(name); const OpSpec OP_SYMBOL(name) = {__VA_ARGS__};
+#define OP(name, ...)                  \
+  extern const OpSpec OP_SYMBOL(name); \
+  const OpSpec OP_SYMBOL(name) = {__VA_ARGS__};
 
-/* -- What the build makes of it ---------------------------------------------------------------------------------------------- */
+/* -- What the build makes of it ---------------------------------------------------------------- */
 
 typedef enum ParamKind {
-  PARAM_TENSOR, PARAM_INT, PARAM_FLOAT, PARAM_BOOL, PARAM_DIM, PARAM_INTS, PARAM_CHOICE, PARAM_DTYPE, PARAM_DEVICE, PARAM_GENERATOR
+  PARAM_TENSOR,
+  PARAM_INT,
+  PARAM_FLOAT,
+  PARAM_BOOL,
+  PARAM_DIM,
+  PARAM_INTS,
+  PARAM_CHOICE,
+  PARAM_DTYPE,
+  PARAM_DEVICE,
+  PARAM_GENERATOR
 } ParamKind;
 
 typedef struct Param {
   const char *name;
-  const char *choices;   /* "none|mean|sum" */
-  const char *fallback;  /* the default as the signature writes it, for help; NULL: required */
-  uint8_t kind;          /* ParamKind */
-  uint8_t fixed;         /* int[2]: 2, kept as int64_t[2]; a single number is repeated */
-  bool optional;         /* may be nil: absent tensor, or has_NAME false */
-  bool list;             /* Tensor[] */
-  bool number;           /* Tensor|number */
-  bool mutated;          /* Tensor! */
+  const char *choices;  /* "none|mean|sum" */
+  const char *fallback; /* the default as the signature writes it, for help; NULL: required */
+  uint8_t kind;         /* ParamKind */
+  uint8_t fixed;        /* int[2]: 2, kept as int64_t[2]; a single number is repeated */
+  bool optional;        /* may be nil: absent tensor, or has_NAME false */
+  bool list;            /* Tensor[] */
+  bool number;          /* Tensor|number */
+  bool mutated;         /* Tensor! */
   bool keyword_only;
-  uint16_t offset;       /* of the value in the args; of n_NAME for a list of tensors */
-  uint16_t has_offset;   /* of has_NAME for optional values */
+  uint16_t offset;     /* of the value in the args; of n_NAME for a list of tensors */
+  uint16_t has_offset; /* of has_NAME for optional values */
 } Param;
 
-/* One line of lua/grad.lua: which tensor params it serves and what of the forward call it reads; bits are positions among the tensor params,
- * or among the outputs. */
+/* One line of lua/grad.lua: which tensor params it serves and what of the forward call it reads;
+ * bits are positions among the tensor params, or among the outputs. */
 typedef struct OpGrad {
   uint32_t serves, reads_in, reads_out, reads_shape;
 } OpGrad;
@@ -164,18 +185,19 @@ enum { OP_ISAS = 3, OP_MAX_PARAMS = 24, OP_MAX_ARGS = 1024 };
 struct Op {
   const char *name;
   int id;
-  const OpSpec *spec[OP_ISAS];    /* by op_isa_index */
+  const OpSpec *spec[OP_ISAS]; /* by op_isa_index */
   const Param *params;
-  uint8_t n_params, n_tensors;    /* all; tensor params, which come first in `in` */
-  uint8_t n_mutated, n_lists;     /* Tensor! params; Tensor[] params: without, input k is tensor param k */
-  int8_t n_outputs;               /* -1: Tensor[] */
-  const char *const *outputs;     /* names, or NULL when there is one without a name */
+  uint8_t n_params, n_tensors; /* all; tensor params, which come first in `in` */
+  uint8_t n_mutated,
+      n_lists;      /* Tensor! params; Tensor[] params: without, input k is tensor param k */
+  int8_t n_outputs; /* -1: Tensor[] */
+  const char *const *outputs; /* names, or NULL when there is one without a name */
   uint16_t args_size;
-  int16_t requires_grad;          /* offset of a factory's requires_grad, or -1 */
+  int16_t requires_grad; /* offset of a factory's requires_grad, or -1 */
   const void *defaults;
   const OpGrad *grads;
   uint8_t n_grads;
-  const char *doc;                /* the comment above the record */
+  const char *doc; /* the comment above the record */
 };
 
 extern const Op op_table[];

@@ -1,7 +1,9 @@
-/* Order along a dim: the largest and smallest with their places, sort, topk; and running sums and products.
+/* Order along a dim: the largest and smallest with their places, sort, topk; and running sums and
+ * products.
  *
- * NaN counts as larger than every number, so that it comes last in ascending order and is what max finds. Equal values keep their order: a pair
- * (value, index) is compared as a whole, which makes every sort stable. */
+ * NaN counts as larger than every number, so that it comes last in ascending order and is what max
+ * finds. Equal values keep their order: a pair (value, index) is compared as a whole, which makes
+ * every sort stable. */
 #include "lines.h"
 #include "op_args.h"
 #include "sbp_rule.h"
@@ -41,129 +43,133 @@ static int check_not_empty(Infer *I, int64_t dim) {
   const Meta *x = I->in[0];
   char shape[SHAPE_TEXT_MAX];
   if (x->ndim == 0 || x->shape[dim] > 0) return 0;
-  return infer_error(I, "dim %lld of shape %s has no element to choose", (long long)dim, shape_text(x->ndim, x->shape, shape));
+  return infer_error(I, "dim %lld of shape %s has no element to choose", (long long)dim,
+                     shape_text(x->ndim, x->shape, shape));
 }
 
-/* -- Lines -------------------------------------------------------------------------------------------------------------------- */
+/* -- Lines ------------------------------------------------------------------------------------- */
 
 #define ABOVE_f(a, b) ((a) > (b) || ((a) != (a) && (b) == (b)))
 #define ABOVE_i(a, b) ((a) > (b))
 
 /* Whether pair (a, i) stands behind (b, j), in ascending or descending order. */
-#define BEHIND(ABOVE, down, a, i, b, j) (down ? ABOVE(b, a) || (!ABOVE(a, b) && (i) > (j)) : ABOVE(a, b) || (!ABOVE(b, a) && (i) > (j)))
+#define BEHIND(ABOVE, down, a, i, b, j) \
+  (down ? ABOVE(b, a) || (!ABOVE(a, b) && (i) > (j)) : ABOVE(a, b) || (!ABOVE(b, a) && (i) > (j)))
 
-#define ORDER_LINES(C, T, ABOVE)                                                                                                  \
-  /* p: value, index, x */                                                                                                        \
-  static void largest_##C(int64_t n, const void *args, void *const *p) {                                                          \
-    const T *x = p[2];                                                                                                            \
-    int64_t at = 0;                                                                                                               \
-    (void)args;                                                                                                                   \
-    for (int64_t i = 1; i < n; i++)                                                                                               \
-      if (ABOVE(x[i], x[at])) at = i;                                                                                             \
-    *(T *)p[0] = x[at];                                                                                                           \
-    *(int64_t *)p[1] = at;                                                                                                        \
-  }                                                                                                                               \
-  static void smallest_##C(int64_t n, const void *args, void *const *p) {                                                         \
-    const T *x = p[2];                                                                                                            \
-    int64_t at = 0;                                                                                                               \
-    (void)args;                                                                                                                   \
-    for (int64_t i = 1; i < n && x[at] == x[at]; i++)                                                                             \
-      if (x[i] < x[at] || x[i] != x[i]) at = i;                                                                                   \
-    *(T *)p[0] = x[at];                                                                                                           \
-    *(int64_t *)p[1] = at;                                                                                                        \
-  }                                                                                                                               \
-  /* A heap whose root stands last in the wanted order. */                                                                        \
-  static void sink_##C(T *v, int64_t *id, int64_t i, int64_t n, bool down) {                                                      \
-    T value = v[i];                                                                                                               \
-    int64_t index = id[i];                                                                                                        \
-    for (int64_t c; (c = 2 * i + 1) < n; i = c) {                                                                                 \
-      if (c + 1 < n && BEHIND(ABOVE, down, v[c + 1], id[c + 1], v[c], id[c])) c++;                                                \
-      if (!BEHIND(ABOVE, down, v[c], id[c], value, index)) break;                                                                 \
-      v[i] = v[c], id[i] = id[c];                                                                                                 \
-    }                                                                                                                             \
-    v[i] = value, id[i] = index;                                                                                                  \
-  }                                                                                                                               \
-  static void heap_sort_##C(T *v, int64_t *id, int64_t n, bool down) {                                                            \
-    for (int64_t last = n - 1; last > 0; last--) {                                                                                \
-      T value = v[0];                                                                                                             \
-      int64_t index = id[0];                                                                                                      \
-      v[0] = v[last], id[0] = id[last];                                                                                           \
-      v[last] = value, id[last] = index;                                                                                          \
-      sink_##C(v, id, 0, last, down);                                                                                             \
-    }                                                                                                                             \
-  }                                                                                                                               \
-  static void sort_##C(int64_t n, const void *args, void *const *p) {                                                             \
-    bool down = ((const struct sort_args *)args)->descending;                                                                     \
-    T *v = p[0];                                                                                                                  \
-    int64_t *id = p[1];                                                                                                           \
-    memcpy(v, p[2], (size_t)n * sizeof(T));                                                                                       \
-    for (int64_t i = 0; i < n; i++) id[i] = i;                                                                                    \
-    for (int64_t i = n / 2 - 1; i >= 0; i--) sink_##C(v, id, i, n, down);                                                         \
-    heap_sort_##C(v, id, n, down);                                                                                                \
-  }                                                                                                                               \
-  /* The first k in order: a heap of the best k so far, whose root is the worst of them. */                                       \
-  static void topk_##C(int64_t n, const void *args, void *const *p) {                                                             \
-    const struct topk_args *a = args;                                                                                             \
-    const T *x = p[2];                                                                                                            \
-    T *v = p[0];                                                                                                                  \
-    int64_t *id = p[1], k = a->k;                                                                                                 \
-    bool down = a->largest;                                                                                                       \
-    if (k == 0) return;                                                                                                           \
-    for (int64_t i = 0; i < k; i++) v[i] = x[i], id[i] = i;                                                                       \
-    for (int64_t i = k / 2 - 1; i >= 0; i--) sink_##C(v, id, i, k, down);                                                         \
-    for (int64_t i = k; i < n; i++) {                                                                                             \
-      if (!BEHIND(ABOVE, down, v[0], id[0], x[i], i)) continue;                                                                   \
-      v[0] = x[i], id[0] = i;                                                                                                     \
-      sink_##C(v, id, 0, k, down);                                                                                                \
-    }                                                                                                                             \
-    heap_sort_##C(v, id, k, down);                                                                                                \
+#define ORDER_LINES(C, T, ABOVE)                                                            \
+  /* p: value, index, x */                                                                  \
+  static void largest_##C(int64_t n, const void *args, void *const *p) {                    \
+    const T *x = p[2];                                                                      \
+    int64_t at = 0;                                                                         \
+    (void)args;                                                                             \
+    for (int64_t i = 1; i < n; i++)                                                         \
+      if (ABOVE(x[i], x[at])) at = i;                                                       \
+    *(T *)p[0] = x[at];                                                                     \
+    *(int64_t *)p[1] = at;                                                                  \
+  }                                                                                         \
+  static void smallest_##C(int64_t n, const void *args, void *const *p) {                   \
+    const T *x = p[2];                                                                      \
+    int64_t at = 0;                                                                         \
+    (void)args;                                                                             \
+    for (int64_t i = 1; i < n && x[at] == x[at]; i++)                                       \
+      if (x[i] < x[at] || x[i] != x[i]) at = i;                                             \
+    *(T *)p[0] = x[at];                                                                     \
+    *(int64_t *)p[1] = at;                                                                  \
+  }                                                                                         \
+  /* A heap whose root stands last in the wanted order. */                                  \
+  static void sink_##C(T *v, int64_t *id, int64_t i, int64_t n, bool down) {                \
+    T value = v[i];                                                                         \
+    int64_t index = id[i];                                                                  \
+    for (int64_t c; (c = 2 * i + 1) < n; i = c) {                                           \
+      if (c + 1 < n && BEHIND(ABOVE, down, v[c + 1], id[c + 1], v[c], id[c])) c++;          \
+      if (!BEHIND(ABOVE, down, v[c], id[c], value, index)) break;                           \
+      v[i] = v[c], id[i] = id[c];                                                           \
+    }                                                                                       \
+    v[i] = value, id[i] = index;                                                            \
+  }                                                                                         \
+  static void heap_sort_##C(T *v, int64_t *id, int64_t n, bool down) {                      \
+    for (int64_t last = n - 1; last > 0; last--) {                                          \
+      T value = v[0];                                                                       \
+      int64_t index = id[0];                                                                \
+      v[0] = v[last], id[0] = id[last];                                                     \
+      v[last] = value, id[last] = index;                                                    \
+      sink_##C(v, id, 0, last, down);                                                       \
+    }                                                                                       \
+  }                                                                                         \
+  static void sort_##C(int64_t n, const void *args, void *const *p) {                       \
+    bool down = ((const struct sort_args *)args)->descending;                               \
+    T *v = p[0];                                                                            \
+    int64_t *id = p[1];                                                                     \
+    memcpy(v, p[2], (size_t)n * sizeof(T));                                                 \
+    for (int64_t i = 0; i < n; i++) id[i] = i;                                              \
+    for (int64_t i = n / 2 - 1; i >= 0; i--) sink_##C(v, id, i, n, down);                   \
+    heap_sort_##C(v, id, n, down);                                                          \
+  }                                                                                         \
+  /* The first k in order: a heap of the best k so far, whose root is the worst of them. */ \
+  static void topk_##C(int64_t n, const void *args, void *const *p) {                       \
+    const struct topk_args *a = args;                                                       \
+    const T *x = p[2];                                                                      \
+    T *v = p[0];                                                                            \
+    int64_t *id = p[1], k = a->k;                                                           \
+    bool down = a->largest;                                                                 \
+    if (k == 0) return;                                                                     \
+    for (int64_t i = 0; i < k; i++) v[i] = x[i], id[i] = i;                                 \
+    for (int64_t i = k / 2 - 1; i >= 0; i--) sink_##C(v, id, i, k, down);                   \
+    for (int64_t i = k; i < n; i++) {                                                       \
+      if (!BEHIND(ABOVE, down, v[0], id[0], x[i], i)) continue;                             \
+      v[0] = x[i], id[0] = i;                                                               \
+      sink_##C(v, id, 0, k, down);                                                          \
+    }                                                                                       \
+    heap_sort_##C(v, id, k, down);                                                          \
   }
 ORDER_LINES(f32, float, ABOVE_f)
 ORDER_LINES(f64, double, ABOVE_f)
 ORDER_LINES(i64, int64_t, ABOVE_i)
 
 /* Running sums and products; float32 in double, as PyTorch accumulates. */
-#define SCAN_LINES(C, T, A)                                                                                                       \
-  static void cumsum_##C(int64_t n, const void *args, void *const *p) {                                                           \
-    T *y = p[0];                                                                                                                  \
-    const T *x = p[1];                                                                                                            \
-    A sum = 0;                                                                                                                    \
-    (void)args;                                                                                                                   \
-    for (int64_t i = 0; i < n; i++) y[i] = (T)(sum += (A)x[i]);                                                                   \
-  }                                                                                                                               \
-  static void cumprod_##C(int64_t n, const void *args, void *const *p) {                                                          \
-    T *y = p[0];                                                                                                                  \
-    const T *x = p[1];                                                                                                            \
-    A product = 1;                                                                                                                \
-    (void)args;                                                                                                                   \
-    for (int64_t i = 0; i < n; i++) y[i] = (T)(product *= (A)x[i]);                                                               \
+#define SCAN_LINES(C, T, A)                                              \
+  static void cumsum_##C(int64_t n, const void *args, void *const *p) {  \
+    T *y = p[0];                                                         \
+    const T *x = p[1];                                                   \
+    A sum = 0;                                                           \
+    (void)args;                                                          \
+    for (int64_t i = 0; i < n; i++) y[i] = (T)(sum += (A)x[i]);          \
+  }                                                                      \
+  static void cumprod_##C(int64_t n, const void *args, void *const *p) { \
+    T *y = p[0];                                                         \
+    const T *x = p[1];                                                   \
+    A product = 1;                                                       \
+    (void)args;                                                          \
+    for (int64_t i = 0; i < n; i++) y[i] = (T)(product *= (A)x[i]);      \
   }
 SCAN_LINES(f32, float, double)
 SCAN_LINES(f64, double, double)
 SCAN_LINES(i64, int64_t, uint64_t)
 
-/* dx[k] = product(x[0..k-1]) S[k] with S[k] = g[k] + x[k+1] S[k+1]: no division, so zeros do no harm. p: dx, g, x. */
-#define CUMPROD_BACKWARD(C, T)                                                                                                    \
-  static void cumprod_backward_##C(int64_t n, const void *args, void *const *p) {                                                 \
-    T *dx = p[0];                                                                                                                 \
-    const T *g = p[1], *x = p[2];                                                                                                 \
-    double s = 0, before = 1;                                                                                                     \
-    (void)args;                                                                                                                   \
-    for (int64_t k = n - 1; k >= 0; k--) {                                                                                        \
-      s = (double)g[k] + (k + 1 < n ? (double)x[k + 1] * s : 0);                                                                  \
-      dx[k] = (T)s;                                                                                                               \
-    }                                                                                                                             \
-    for (int64_t k = 0; k < n; k++) {                                                                                             \
-      dx[k] = (T)((double)dx[k] * before);                                                                                        \
-      before *= (double)x[k];                                                                                                     \
-    }                                                                                                                             \
+/* dx[k] = product(x[0..k-1]) S[k] with S[k] = g[k] + x[k+1] S[k+1]: no division, so zeros do no
+ * harm. p: dx, g, x. */
+#define CUMPROD_BACKWARD(C, T)                                                    \
+  static void cumprod_backward_##C(int64_t n, const void *args, void *const *p) { \
+    T *dx = p[0];                                                                 \
+    const T *g = p[1], *x = p[2];                                                 \
+    double s = 0, before = 1;                                                     \
+    (void)args;                                                                   \
+    for (int64_t k = n - 1; k >= 0; k--) {                                        \
+      s = (double)g[k] + (k + 1 < n ? (double)x[k + 1] * s : 0);                  \
+      dx[k] = (T)s;                                                               \
+    }                                                                             \
+    for (int64_t k = 0; k < n; k++) {                                             \
+      dx[k] = (T)((double)dx[k] * before);                                        \
+      before *= (double)x[k];                                                     \
+    }                                                                             \
   }
 CUMPROD_BACKWARD(f32, float)
 CUMPROD_BACKWARD(f64, double)
 
-/* -- Launch --------------------------------------------------------------------------------------------------------------------- */
+/* -- Launch ------------------------------------------------------------------------------------ */
 
-#define BY_CLASS(cls, name) ((cls) == PW_F32 ? name##_f32 : (cls) == PW_F64 ? name##_f64 : name##_i64)
+#define BY_CLASS(cls, name) \
+  ((cls) == PW_F32 ? name##_f32 : (cls) == PW_F64 ? name##_f64 : name##_i64)
 
 /* Lines along `dim` of two outputs (values, int64 indices) and x; the outputs may lack the dim. */
 static void pair_init(Lines *l, const OpCall *c, int dim, Kept kept[2], View out[2]) {
@@ -192,31 +198,34 @@ static int pair_run(const OpCall *c, int64_t dim, LineFn *f32, LineFn *f64, Line
   return 0;
 }
 
-#define CHOOSE_OP(name, rule)                                                                                                     \
-  static int name##_infer(Infer *I) {                                                                                             \
-    struct name##_args *a = I->args;                                                                                              \
-    int rc = infer_dim(I, "dim", &a->dim, I->in[0]->ndim);                                                                        \
-    if (!rc) rc = check_not_empty(I, a->dim);                                                                                     \
-    if (!rc) rc = infer_reduced(I, (DType)I->in[0]->dtype, a->dim, a->keepdim);                                                   \
-    return rc ? rc : infer_reduced(I, I64, a->dim, a->keepdim);                                                                   \
-  }                                                                                                                               \
-  static size_t name##_scratch(const OpCall *c) {                                                                                 \
-    return pair_scratch(c, ((const struct name##_args *)c->args)->dim);                                                           \
-  }                                                                                                                               \
-  static int name##_cpu(const OpCall *c) {                                                                                        \
-    return pair_run(c, ((const struct name##_args *)c->args)->dim, rule##_f32, rule##_f64, rule##_i64);                           \
+#define CHOOSE_OP(name, rule)                                                              \
+  static int name##_infer(Infer *I) {                                                      \
+    struct name##_args *a = I->args;                                                       \
+    int rc = infer_dim(I, "dim", &a->dim, I->in[0]->ndim);                                 \
+    if (!rc) rc = check_not_empty(I, a->dim);                                              \
+    if (!rc) rc = infer_reduced(I, (DType)I->in[0]->dtype, a->dim, a->keepdim);            \
+    return rc ? rc : infer_reduced(I, I64, a->dim, a->keepdim);                            \
+  }                                                                                        \
+  static size_t name##_scratch(const OpCall *c) {                                          \
+    return pair_scratch(c, ((const struct name##_args *)c->args)->dim);                    \
+  }                                                                                        \
+  static int name##_cpu(const OpCall *c) {                                                 \
+    return pair_run(c, ((const struct name##_args *)c->args)->dim, rule##_f32, rule##_f64, \
+                    rule##_i64);                                                           \
   }
 CHOOSE_OP(max_dim, largest)
 CHOOSE_OP(min_dim, smallest)
 
 /* The largest element along dim and where it stands (the first of equals). */
-OP(max_dim, .signature = "max_dim(Tensor x, dim dim, bool keepdim=False) -> (Tensor values, Tensor indices)", .flags = OP_HIDDEN,
-   .sbp_rule = sbp_reduce,
-   .infer = max_dim_infer, .cpu = max_dim_cpu, .scratch = max_dim_scratch)
+OP(max_dim,
+   .signature = "max_dim(Tensor x, dim dim, bool keepdim=False) -> (Tensor values, Tensor indices)",
+   .flags = OP_HIDDEN, .sbp_rule = sbp_reduce, .infer = max_dim_infer, .cpu = max_dim_cpu,
+   .scratch = max_dim_scratch)
 /* The smallest element along dim and where it stands (the first of equals). */
-OP(min_dim, .signature = "min_dim(Tensor x, dim dim, bool keepdim=False) -> (Tensor values, Tensor indices)", .flags = OP_HIDDEN,
-   .sbp_rule = sbp_reduce,
-   .infer = min_dim_infer, .cpu = min_dim_cpu, .scratch = min_dim_scratch)
+OP(min_dim,
+   .signature = "min_dim(Tensor x, dim dim, bool keepdim=False) -> (Tensor values, Tensor indices)",
+   .flags = OP_HIDDEN, .sbp_rule = sbp_reduce, .infer = min_dim_infer, .cpu = min_dim_cpu,
+   .scratch = min_dim_scratch)
 
 static int sort_infer(Infer *I) {
   struct sort_args *a = I->args;
@@ -231,9 +240,11 @@ static int sort_cpu(const OpCall *c) {
   return pair_run(c, ((const struct sort_args *)c->args)->dim, sort_f32, sort_f64, sort_i64);
 }
 /* The elements along dim in order, and where each stood; equal ones keep their order. */
-OP(sort, .signature = "sort(Tensor x, dim dim=-1, bool descending=False, *, bool stable=True) -> (Tensor values, Tensor indices)",
-   .sbp_rule = sbp_all_but_dim,
-   .infer = sort_infer, .cpu = sort_cpu, .scratch = sort_scratch)
+OP(sort,
+   .signature =
+       "sort(Tensor x, dim dim=-1, bool descending=False, *, bool stable=True) -> (Tensor values, "
+       "Tensor indices)",
+   .sbp_rule = sbp_all_but_dim, .infer = sort_infer, .cpu = sort_cpu, .scratch = sort_scratch)
 
 static int topk_infer(Infer *I) {
   struct topk_args *a = I->args;
@@ -243,7 +254,9 @@ static int topk_infer(Infer *I) {
   if (rc) return rc;
   memcpy(shape, x->shape, sizeof(int64_t) * (size_t)x->ndim);
   int64_t n = x->ndim ? shape[a->dim] : 1;
-  if (a->k < 0 || a->k > n) return infer_error(I, "k is %lld, dim %lld has %lld elements", (long long)a->k, (long long)a->dim, (long long)n);
+  if (a->k < 0 || a->k > n)
+    return infer_error(I, "k is %lld, dim %lld has %lld elements", (long long)a->k,
+                       (long long)a->dim, (long long)n);
   if (x->ndim == 0 && a->k == 0) return infer_error(I, "k must be 1 for a 0-d tensor");
   if (x->ndim) shape[a->dim] = a->k;
   if ((rc = infer_shape(I, (DType)x->dtype, x->ndim, shape))) return rc;
@@ -256,46 +269,49 @@ static int topk_cpu(const OpCall *c) {
   return pair_run(c, ((const struct topk_args *)c->args)->dim, topk_f32, topk_f64, topk_i64);
 }
 /* The k largest (or smallest) along dim in order, and where they stand. */
-OP(topk, .signature = "topk(Tensor x, int k, dim dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)",
-   .sbp_rule = sbp_all_but_dim,
-   .infer = topk_infer, .cpu = topk_cpu, .scratch = topk_scratch)
+OP(topk,
+   .signature =
+       "topk(Tensor x, int k, dim dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, "
+       "Tensor indices)",
+   .sbp_rule = sbp_all_but_dim, .infer = topk_infer, .cpu = topk_cpu, .scratch = topk_scratch)
 
 /* Whole numbers add up in int64. */
-#define SCAN_OP(name)                                                                                                             \
-  static int name##_infer(Infer *I) {                                                                                             \
-    struct name##_args *a = I->args;                                                                                              \
-    const Meta *x = I->in[0];                                                                                                     \
-    int rc = infer_dim(I, "dim", &a->dim, x->ndim);                                                                               \
-    DType t = a->dtype != DTYPE_NONE ? (DType)a->dtype : dtype_is_float((DType)x->dtype) ? (DType)x->dtype : I64;                 \
-    return rc ? rc : infer_like(I, 0, t);                                                                                         \
-  }                                                                                                                               \
-  static void name##_init(Lines *l, const OpCall *c) {                                                                            \
-    int dim = (int)((const struct name##_args *)c->args)->dim;                                                                    \
-    lines_init(l, block_class((DType)c->out[0].dtype), 0, dim, c->out[0].ndim ? dim + 1 : dim, 1, c->out, 1, c->in);              \
-  }                                                                                                                               \
-  static size_t name##_scratch(const OpCall *c) {                                                                                 \
-    Lines l;                                                                                                                      \
-    name##_init(&l, c);                                                                                                           \
-    return lines_scratch(&l);                                                                                                     \
-  }                                                                                                                               \
-  static int name##_cpu(const OpCall *c) {                                                                                        \
-    Lines l;                                                                                                                      \
-    name##_init(&l, c);                                                                                                           \
-    lines_run(&l, BY_CLASS(l.cls[0], name), c->args, c->scratch);                                                                 \
-    return 0;                                                                                                                     \
+#define SCAN_OP(name)                                                                             \
+  static int name##_infer(Infer *I) {                                                             \
+    struct name##_args *a = I->args;                                                              \
+    const Meta *x = I->in[0];                                                                     \
+    int rc = infer_dim(I, "dim", &a->dim, x->ndim);                                               \
+    DType t = a->dtype != DTYPE_NONE            ? (DType)a->dtype                                 \
+              : dtype_is_float((DType)x->dtype) ? (DType)x->dtype                                 \
+                                                : I64;                                            \
+    return rc ? rc : infer_like(I, 0, t);                                                         \
+  }                                                                                               \
+  static void name##_init(Lines *l, const OpCall *c) {                                            \
+    int dim = (int)((const struct name##_args *)c->args)->dim;                                    \
+    lines_init(l, block_class((DType)c->out[0].dtype), 0, dim, c->out[0].ndim ? dim + 1 : dim, 1, \
+               c->out, 1, c->in);                                                                 \
+  }                                                                                               \
+  static size_t name##_scratch(const OpCall *c) {                                                 \
+    Lines l;                                                                                      \
+    name##_init(&l, c);                                                                           \
+    return lines_scratch(&l);                                                                     \
+  }                                                                                               \
+  static int name##_cpu(const OpCall *c) {                                                        \
+    Lines l;                                                                                      \
+    name##_init(&l, c);                                                                           \
+    lines_run(&l, BY_CLASS(l.cls[0], name), c->args, c->scratch);                                 \
+    return 0;                                                                                     \
   }
 SCAN_OP(cumsum)
 SCAN_OP(cumprod)
 
 /* Running sums along dim. */
 OP(cumsum, .signature = "cumsum(Tensor x, dim dim, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_all_but_dim, .linear = "x",
-   .infer = cumsum_infer, .cpu = cumsum_cpu,
+   .sbp_rule = sbp_all_but_dim, .linear = "x", .infer = cumsum_infer, .cpu = cumsum_cpu,
    .scratch = cumsum_scratch)
 /* Running products along dim. */
 OP(cumprod, .signature = "cumprod(Tensor x, dim dim, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_all_but_dim,
-   .infer = cumprod_infer, .cpu = cumprod_cpu,
+   .sbp_rule = sbp_all_but_dim, .infer = cumprod_infer, .cpu = cumprod_cpu,
    .scratch = cumprod_scratch)
 
 static int cumprod_backward_infer(Infer *I) {
@@ -306,7 +322,8 @@ static int cumprod_backward_infer(Infer *I) {
 }
 static void cumprod_backward_init(Lines *l, const OpCall *c) {
   int dim = (int)((const struct cumprod_backward_args *)c->args)->dim;
-  lines_init(l, block_class((DType)c->out[0].dtype), 0, dim, c->out[0].ndim ? dim + 1 : dim, 1, c->out, 2, c->in);
+  lines_init(l, block_class((DType)c->out[0].dtype), 0, dim, c->out[0].ndim ? dim + 1 : dim, 1,
+             c->out, 2, c->in);
 }
 static size_t cumprod_backward_scratch(const OpCall *c) {
   Lines l;
@@ -316,10 +333,11 @@ static size_t cumprod_backward_scratch(const OpCall *c) {
 static int cumprod_backward_cpu(const OpCall *c) {
   Lines l;
   cumprod_backward_init(&l, c);
-  lines_run(&l, l.cls[0] == PW_F32 ? cumprod_backward_f32 : cumprod_backward_f64, c->args, c->scratch);
+  lines_run(&l, l.cls[0] == PW_F32 ? cumprod_backward_f32 : cumprod_backward_f64, c->args,
+            c->scratch);
   return 0;
 }
 /* The gradient of cumprod, right where x has zeros. */
-OP(cumprod_backward, .signature = "cumprod_backward(Tensor g, Tensor x, dim dim) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = sbp_all_but_dim, .linear = "g",
-   .infer = cumprod_backward_infer, .cpu = cumprod_backward_cpu, .scratch = cumprod_backward_scratch)
+OP(cumprod_backward, .signature = "cumprod_backward(Tensor g, Tensor x, dim dim) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = sbp_all_but_dim, .linear = "g", .infer = cumprod_backward_infer,
+   .cpu = cumprod_backward_cpu, .scratch = cumprod_backward_scratch)

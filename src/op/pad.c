@@ -1,5 +1,6 @@
-/* pad and its gradient. Constant padding copies x into the output and fills the slabs around it; the other modes read each output element from a place of
- * x that a table per dim names, and their gradient adds along the same tables. */
+/* pad and its gradient. Constant padding copies x into the output and fills the slabs around it;
+ * the other modes read each output element from a place of x that a table per dim names, and their
+ * gradient adds along the same tables. */
 #include "copy_views.h"
 #include "op_args.h"
 #include "rows_add.h"
@@ -21,21 +22,29 @@ static const char *pad_limit(int64_t mode, int64_t n, int64_t before, int64_t af
   return NULL;
 }
 
-static int pad_shape(Infer *I, const IntList *pad, int64_t mode, int ndim, const int64_t *x, int64_t *shape) {
-  if (pad->n % 2) return infer_error(I, "pad has %d entries; it lists pairs (before, after) from the last dim on", (int)pad->n);
-  if (pad->n > 2 * ndim) return infer_error(I, "pad names %d dims, x has %d", (int)pad->n / 2, ndim);
+static int pad_shape(Infer *I, const IntList *pad, int64_t mode, int ndim, const int64_t *x,
+                     int64_t *shape) {
+  if (pad->n % 2)
+    return infer_error(I, "pad has %d entries; it lists pairs (before, after) from the last dim on",
+                       (int)pad->n);
+  if (pad->n > 2 * ndim)
+    return infer_error(I, "pad names %d dims, x has %d", (int)pad->n / 2, ndim);
   for (int d = 0; d < ndim; d++) {
     int64_t before, after;
     pad_of(pad, ndim, d, &before, &after);
-    if (before > INT64_MAX / 8 || after > INT64_MAX / 8 || before < -INT64_MAX / 8 || after < -INT64_MAX / 8)
+    if (before > INT64_MAX / 8 || after > INT64_MAX / 8 || before < -INT64_MAX / 8 ||
+        after < -INT64_MAX / 8)
       return infer_error(I, "pad %lld is too large", (long long)(before > after ? before : after));
     shape[d] = x[d] + before + after;
     const char *limit = before || after ? pad_limit(mode, x[d], before, after) : NULL;
     if (limit)
-      return infer_error(I, "pad (%lld, %lld) is too much for dim %d of size %lld; %s", (long long)before, (long long)after, d, (long long)x[d], limit);
-    if (mode != PAD_CONSTANT && (before < 0 || after < 0)) return infer_error(I, "only mode 'constant' can crop by a negative pad");
+      return infer_error(I, "pad (%lld, %lld) is too much for dim %d of size %lld; %s",
+                         (long long)before, (long long)after, d, (long long)x[d], limit);
+    if (mode != PAD_CONSTANT && (before < 0 || after < 0))
+      return infer_error(I, "only mode 'constant' can crop by a negative pad");
     if (shape[d] < 0 || (before < 0 && -before > x[d]) || (after < 0 && -after > x[d]))
-      return infer_error(I, "pad (%lld, %lld) leaves less than nothing of dim %d of size %lld", (long long)before, (long long)after, d, (long long)x[d]);
+      return infer_error(I, "pad (%lld, %lld) leaves less than nothing of dim %d of size %lld",
+                         (long long)before, (long long)after, d, (long long)x[d]);
   }
   return 0;
 }
@@ -46,11 +55,13 @@ static int pad_infer(Infer *I) {
   int64_t shape[MF_MAX_DIMS];
   int rc = pad_shape(I, &a->pad, a->mode, x->ndim, x->shape, shape);
   if (!rc) rc = infer_shape(I, (DType)x->dtype, x->ndim, shape);
-  if (!rc && x->ndim == 4 && shape_is_channels_last(4, x->shape, x->stride) && !meta_is_contiguous(x)) shape_channels_last(shape, I->last->stride);
+  if (!rc && x->ndim == 4 && shape_is_channels_last(4, x->shape, x->stride) &&
+      !meta_is_contiguous(x))
+    shape_channels_last(shape, I->last->stride);
   return rc;
 }
 
-/* -- Constant ------------------------------------------------------------------------------------------------------------------------- */
+/* -- Constant ---------------------------------------------------------------------------------- */
 
 typedef struct Slab {
   View v;
@@ -77,7 +88,8 @@ static void pad_constant(const struct pad_args *a, const View *x, const View *y)
   Slab inside, source, border;
   slab_init(&inside, y);
   slab_init(&source, x);
-  for (int d = 0; d < y->ndim; d++) { /* what is outside in dim d, of what is inside in the dims before */
+  for (int d = 0; d < y->ndim;
+       d++) { /* what is outside in dim d, of what is inside in the dims before */
     int64_t before, after, n = y->shape[d];
     pad_of(&a->pad, y->ndim, d, &before, &after);
     int64_t crop_before = before < 0 ? -before : 0, crop_after = after < 0 ? -after : 0;
@@ -94,7 +106,7 @@ static void pad_constant(const struct pad_args *a, const View *x, const View *y)
   copy_views(&source.v, &inside.v);
 }
 
-/* -- Other modes ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Other modes ------------------------------------------------------------------------------- */
 
 static int64_t pad_source(int64_t mode, int64_t i, int64_t n) {
   if (i >= 0 && i < n) return i;
@@ -104,9 +116,10 @@ static int64_t pad_source(int64_t mode, int64_t i, int64_t n) {
 }
 
 typedef struct PadJob {
-  const View *wide, *narrow; /* the padded side and the other */
-  int64_t *table[MF_MAX_DIMS]; /* offsets in elements on the narrow side, by place on the padded side; NULL where a dim is not padded */
-  int outer;                 /* leading dims that are not padded: independent parts */
+  const View *wide, *narrow;   /* the padded side and the other */
+  int64_t *table[MF_MAX_DIMS]; /* offsets in elements on the narrow side, by place on the padded
+                                  side; NULL where a dim is not padded */
+  int outer;                   /* leading dims that are not padded: independent parts */
   int64_t parts;
   bool back;
 } PadJob;
@@ -127,9 +140,11 @@ static void pad_row(const PadJob *j, char *wide, char *narrow, int d) {
     int64_t at = j->table[d][i], run = 1, next = j->narrow->stride[d];
     while (i + run < n && j->table[d][i + run] == at + run * next) run++;
     if (!j->back) move(run, narrow + at * size, next, wide + i * step, w->stride[d]);
-    else if (next == 1 && w->stride[d] == 1) rows_add[w->dtype](1, &at, run, narrow, wide + i * step, 0);
+    else if (next == 1 && w->stride[d] == 1)
+      rows_add[w->dtype](1, &at, run, narrow, wide + i * step, 0);
     else
-      for (int64_t k = 0; k < run; k++) rows_add[w->dtype](1, (int64_t[]){at + k * next}, 1, narrow, wide + (i + k) * step, 0);
+      for (int64_t k = 0; k < run; k++)
+        rows_add[w->dtype](1, (int64_t[]){at + k * next}, 1, narrow, wide + (i + k) * step, 0);
     i += run;
   }
 }
@@ -155,18 +170,21 @@ static void pad_range(int64_t begin, int64_t end, void *arg) {
       wide += i * j->wide->stride[d];
       narrow += i * j->narrow->stride[d];
     }
-    pad_dims(j, (char *)j->wide->data + wide * size, (char *)j->narrow->data + narrow * size, j->outer);
+    pad_dims(j, (char *)j->wide->data + wide * size, (char *)j->narrow->data + narrow * size,
+             j->outer);
   }
 }
 
-static void pad_by_tables(const IntList *pad, int64_t mode, const View *wide, const View *narrow, int64_t *table, bool back) {
+static void pad_by_tables(const IntList *pad, int64_t mode, const View *wide, const View *narrow,
+                          int64_t *table, bool back) {
   PadJob j = {.wide = wide, .narrow = narrow, .parts = 1, .back = back};
   int ndim = wide->ndim, first = ndim - (int)pad->n / 2;
   for (int d = 0; d < ndim; d++) {
     int64_t before, after;
     pad_of(pad, ndim, d, &before, &after);
     j.table[d] = table;
-    for (int64_t i = 0; i < wide->shape[d]; i++) *table++ = pad_source(mode, i - before, narrow->shape[d]) * narrow->stride[d];
+    for (int64_t i = 0; i < wide->shape[d]; i++)
+      *table++ = pad_source(mode, i - before, narrow->shape[d]) * narrow->stride[d];
   }
   j.outer = first < ndim ? first : ndim - 1;
   int64_t numel = view_numel(wide);
@@ -188,7 +206,8 @@ static int pad_cpu(const OpCall *c) {
 /* Dims that no pad touches. */
 static int untouched_sbp(SbpAsk *q, const IntList *pad) {
   int rc = 0;
-  for (int d = 0; d < q->in[0]->ndim - (int)pad->n / 2 && !rc; d++) rc = sbp_add_split(q, 0, d, 0, d);
+  for (int d = 0; d < q->in[0]->ndim - (int)pad->n / 2 && !rc; d++)
+    rc = sbp_add_split(q, 0, d, 0, d);
   return rc;
 }
 
@@ -198,11 +217,14 @@ static int pad_sbp(SbpAsk *q) {
   return rc || (a->mode == 0 && a->value != 0) ? rc : sbp_linear(q, "x");
 }
 
-/* x with entries added at the ends of its last dims: pad lists (before, after) from the last dim on. They hold value, or x reflected at the edge,
- * or the edge repeated, or x from the other end. A negative pad crops. */
-OP(pad, .signature = "pad(Tensor x, int[] pad, *, str(constant|reflect|replicate|circular) mode=constant, float value=0) -> Tensor",
-   .sbp_rule = pad_sbp,
-   .infer = pad_infer, .cpu = pad_cpu, .scratch = pad_scratch)
+/* x with entries added at the ends of its last dims: pad lists (before, after) from the last dim
+ * on. They hold value, or x reflected at the edge, or the edge repeated, or x from the other end. A
+ * negative pad crops. */
+OP(pad,
+   .signature =
+       "pad(Tensor x, int[] pad, *, str(constant|reflect|replicate|circular) mode=constant, float "
+       "value=0) -> Tensor",
+   .sbp_rule = pad_sbp, .infer = pad_infer, .cpu = pad_cpu, .scratch = pad_scratch)
 
 static int pad_backward_infer(Infer *I) {
   const struct pad_backward_args *a = I->args;
@@ -226,8 +248,11 @@ static int pad_backward_sbp(SbpAsk *q) {
   return untouched_sbp(q, &a->pad);
 }
 
-/* The gradient of pad for modes other than constant: what the elements of g sum to at their places in x, of shape `size`. */
-OP(pad_backward, .signature = "pad_backward(Tensor g, int[] size, int[] pad, str(constant|reflect|replicate|circular) mode) -> Tensor",
-   .flags = OP_HIDDEN,
-   .sbp_rule = pad_backward_sbp, .linear = "g",
-   .infer = pad_backward_infer, .cpu = pad_backward_cpu, .scratch = pad_backward_scratch)
+/* The gradient of pad for modes other than constant: what the elements of g sum to at their places
+ * in x, of shape `size`. */
+OP(pad_backward,
+   .signature =
+       "pad_backward(Tensor g, int[] size, int[] pad, str(constant|reflect|replicate|circular) "
+       "mode) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = pad_backward_sbp, .linear = "g", .infer = pad_backward_infer,
+   .cpu = pad_backward_cpu, .scratch = pad_backward_scratch)

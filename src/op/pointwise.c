@@ -1,35 +1,45 @@
-/* The pointwise ops: one line each. See pointwise.h for what a line means; gradients are in lua/grad.lua. Those whose gradient is worth one
- * pass over memory have a NAME_backward op here. */
+/* The pointwise ops: one line each. See pointwise.h for what a line means; gradients are in
+ * lua/grad.lua. Those whose gradient is worth one pass over memory have a NAME_backward op here. */
 #include "pointwise.h"
 
 enum { F = OP_FLOAT_OUT | OP_INPLACE };
 
-#define CLAMP                                                                                                        \
-  o->has_max && x > K(o->max) ? K(o->max) : o->has_min && x < K(o->min) ? (o->has_max && o->min > o->max ? K(o->max) : K(o->min)) : x
+#define CLAMP o->has_max &&x > K(o->max) ? K(o->max) : o->has_min &&x < K(o->min) ? CLAMP_LOW : x
+#define CLAMP_LOW (o->has_max && o->min > o->max ? K(o->max) : K(o->min))
 #define MF_TEXT_OF(...) #__VA_ARGS__
 #define MF_TEXT(...) MF_TEXT_OF(__VA_ARGS__)
 
-/* -- Arithmetic -------------------------------------------------------------------------------------------------------------- */
+/* clang-format takes products in macro arguments for pointers. */
+/* clang-format off */
+
+/* -- Arithmetic -------------------------------------------------------------------------------- */
 
 /* a + alpha * b, broadcast and promoted. */
-POINTWISE2_ALL(add, "add(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor", OP_INPLACE, "a+b",
+POINTWISE2_ALL(add, "add(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor", OP_INPLACE,
+               "a+b",
                a + K(o->alpha) * b, (int64_t)((uint64_t)a + (uint64_t)o->alpha * (uint64_t)b))
 /* a - alpha * b. */
-POINTWISE2_ALL(sub, "sub(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor", OP_INPLACE, "a+b",
-               a - K(o->alpha) * b, (int64_t)((uint64_t)a - (uint64_t)(int64_t)o->alpha * (uint64_t)b))
+POINTWISE2_ALL(sub, "sub(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor", OP_INPLACE,
+               "a+b",
+               a - K(o->alpha) * b, (int64_t)((uint64_t)a - (uint64_t)(int64_t)o->alpha
+               * (uint64_t)b))
 /* a * b, element by element. */
-POINTWISE2_ALL(mul, "mul(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, "a|b", a * b, (int64_t)((uint64_t)a * (uint64_t)b))
+POINTWISE2_ALL(mul, "mul(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, "a|b", a * b,
+               (int64_t)((uint64_t)a * (uint64_t)b))
 /* a / b as a float; whole numbers give float32. */
 POINTWISE2_LINEAR(div, "div(Tensor|number a, Tensor|number b) -> Tensor", F, "a", a / b)
 /* The floor of a / b; whole numbers stay whole (division by zero gives 0). */
-POINTWISE2_ALL(floor_divide, "floor_divide(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE | OP_NO_GRAD, NULL,
-               floor(a / b), b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b - (a % b != 0 && (a < 0) != (b < 0)))
+POINTWISE2_ALL(floor_divide, "floor_divide(Tensor|number a, Tensor|number b) -> Tensor",
+               OP_INPLACE | OP_NO_GRAD, NULL,
+               floor(a / b), b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a)
+               : a / b - (a % b != 0 && (a < 0) != (b < 0)))
 /* a - b * floor(a / b): the sign is that of b. */
 POINTWISE2_ALL(remainder, "remainder(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, NULL,
                fmod(a, b) + (fmod(a, b) != 0 && (fmod(a, b) < 0) != (b < 0) ? b : K(0)),
                b == 0 || b == -1 ? 0 : a % b + (a % b != 0 && (a % b < 0) != (b < 0) ? b : 0))
 /* The remainder of the division rounded toward zero: the sign is that of a. */
-POINTWISE2_ALL(fmod, "fmod(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, NULL, fmod(a, b), b == 0 || b == -1 ? 0 : a % b)
+POINTWISE2_ALL(fmod, "fmod(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, NULL,
+               fmod(a, b), b == 0 || b == -1 ? 0 : a % b)
 static inline int64_t int_pow(int64_t base, int64_t e) {
   uint64_t r = 1, b = (uint64_t)base;
   if (e < 0) return base == 1 ? 1 : base == -1 ? (e & 1 ? -1 : 1) : 0;
@@ -38,16 +48,16 @@ static inline int64_t int_pow(int64_t base, int64_t e) {
   return (int64_t)r;
 }
 /* x squared. */
-POINTWISE1_ALL(square, "square(Tensor x) -> Tensor", OP_INPLACE, x * x, (int64_t)((uint64_t)x * (uint64_t)x))
-PW_HEAD(pow, f32, float) PW_IN2 PW_LOOP(T, PW_AB, pow(a, b))
-PW_HEAD(pow, f64, double) PW_IN2 PW_LOOP(T, PW_AB, pow(a, b))
-PW_HEAD(pow, i64, int64_t) PW_IN2 PW_LOOP(T, PW_AB, int_pow(a, b))
-PW_HEAD(pow, f32_cube, float) PW_IN1 PW_LOOP(T, PW_X, x * x * x)
-PW_HEAD(pow, f64_cube, double) PW_IN1 PW_LOOP(T, PW_X, x * x * x)
-PW_HEAD(pow, f32_root, float) PW_IN1 PW_LOOP(T, PW_X, sqrt(x))
-PW_HEAD(pow, f64_root, double) PW_IN1 PW_LOOP(T, PW_X, sqrt(x))
-PW_HEAD(pow, f32_inverse, float) PW_IN1 PW_LOOP(T, PW_X, K(1) / x)
-PW_HEAD(pow, f64_inverse, double) PW_IN1 PW_LOOP(T, PW_X, K(1) / x)
+POINTWISE1_ALL(square, "square(Tensor x) -> Tensor", OP_INPLACE, x * x,
+               (int64_t)((uint64_t)x * (uint64_t)x))
+PW_FLOATS(2, pow, T, pow(a, b))
+PW_INTS(2, pow, T, int_pow(a, b))
+PW_1(pow, f32_cube, float, T, x * x * x)
+PW_1(pow, f64_cube, double, T, x * x * x)
+PW_1(pow, f32_root, float, T, sqrt(x))
+PW_1(pow, f64_root, double, T, sqrt(x))
+PW_1(pow, f32_inverse, float, T, K(1) / x)
+PW_1(pow, f64_inverse, double, T, K(1) / x)
 
 /* The usual exponents, where they are one number, need no logarithm. */
 static int pow_cpu(const OpCall *c) {
@@ -68,7 +78,8 @@ static int pow_cpu(const OpCall *c) {
 }
 
 /* a to the power of b. */
-OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_INPLACE, .infer = pointwise_infer, .sbp = "..., ...",
+OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_INPLACE,
+   .infer = pointwise_infer, .sbp = "..., ...",
    .cpu = pow_cpu, .expression = "pow(a, b)", .pointwise = {pow_f32, pow_f64, pow_i64})
 /* The gradient of pow for a: x b a^(b - 1), 0 where b is 0. */
 POINTWISE3_BACKWARD(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b) -> Tensor",
@@ -77,10 +88,13 @@ POINTWISE3_BACKWARD(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b
 POINTWISE3_BACKWARD(pow_backward_b, "pow_backward_b(Tensor x, Tensor a, Tensor b) -> Tensor",
            a == K(0) && b >= K(0) ? K(0) : x * pow(a, b) * log(a))
 /* The larger of a and b; NaN where either is. */
-POINTWISE2_ALL(maximum, "maximum(Tensor a, Tensor|number b) -> Tensor", 0, NULL, a > b || a != a ? a : b, a > b ? a : b)
+POINTWISE2_ALL(maximum, "maximum(Tensor a, Tensor|number b) -> Tensor", 0, NULL,
+               a > b || a != a ? a : b, a > b ? a : b)
 /* The smaller of a and b; NaN where either is. */
-POINTWISE2_ALL(minimum, "minimum(Tensor a, Tensor|number b) -> Tensor", 0, NULL, a < b || a != a ? a : b, a < b ? a : b)
-/* The gradient of maximum for a (of minimum: with a and b exchanged): x where a is larger, half of it where they are equal. */
+POINTWISE2_ALL(minimum, "minimum(Tensor a, Tensor|number b) -> Tensor", 0, NULL,
+               a < b || a != a ? a : b, a < b ? a : b)
+/* The gradient of maximum for a (of minimum: with a and b exchanged): x where a is larger, half of
+ * it where they are equal. */
 POINTWISE3_BACKWARD(maximum_backward, "maximum_backward(Tensor x, Tensor a, Tensor b) -> Tensor",
            a > b ? x : a == b ? K(0.5) * x : K(0))
 /* The angle of the point (b, a). */
@@ -89,13 +103,15 @@ POINTWISE2(atan2, "atan2(Tensor a, Tensor b) -> Tensor", F, atan2(a, b))
 POINTWISE2_LINEAR(lerp, "lerp(Tensor a, Tensor b, float weight) -> Tensor", F, "a+b",
            o->weight < 0.5 ? a + K(o->weight) * (b - a) : b - (b - a) * (K(1) - K(o->weight)))
 /* x + value * a * b. */
-POINTWISE3_LINEAR(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor", OP_INPLACE, "x+a|x+b",
+POINTWISE3_LINEAR(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor",
+                  OP_INPLACE, "x+a|x+b",
                   x + K(o->value) * a * b)
 /* x + value * a / b. */
-POINTWISE3_LINEAR(addcdiv, "addcdiv(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor", OP_INPLACE, "x+a",
+POINTWISE3_LINEAR(addcdiv, "addcdiv(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor",
+                  OP_INPLACE, "x+a",
                   x + K(o->value) * a / b)
 
-/* -- Comparison and logic ------------------------------------------------------------------------------------------------------- */
+/* -- Comparison and logic ---------------------------------------------------------------------- */
 
 /* a == b. */
 POINTWISE2_BOOL(eq, "eq(Tensor a, Tensor|number b) -> Tensor", 0, a == b)
@@ -110,11 +126,14 @@ POINTWISE2_BOOL(gt, "gt(Tensor a, Tensor|number b) -> Tensor", 0, a > b)
 /* a >= b. */
 POINTWISE2_BOOL(ge, "ge(Tensor a, Tensor|number b) -> Tensor", 0, a >= b)
 /* Both are not zero. */
-POINTWISE2_BOOL(logical_and, "logical_and(Tensor a, Tensor|number b) -> Tensor", 0, (a != 0) & (b != 0))
+POINTWISE2_BOOL(logical_and, "logical_and(Tensor a, Tensor|number b) -> Tensor", 0,
+                (a != 0) & (b != 0))
 /* One is not zero. */
-POINTWISE2_BOOL(logical_or, "logical_or(Tensor a, Tensor|number b) -> Tensor", 0, (a != 0) | (b != 0))
+POINTWISE2_BOOL(logical_or, "logical_or(Tensor a, Tensor|number b) -> Tensor", 0,
+                (a != 0) | (b != 0))
 /* Exactly one is not zero. */
-POINTWISE2_BOOL(logical_xor, "logical_xor(Tensor a, Tensor|number b) -> Tensor", 0, (a != 0) ^ (b != 0))
+POINTWISE2_BOOL(logical_xor, "logical_xor(Tensor a, Tensor|number b) -> Tensor", 0,
+                (a != 0) ^ (b != 0))
 /* x is zero. */
 POINTWISE1_BOOL(logical_not, "logical_not(Tensor x) -> Tensor", 0, x == 0)
 /* x is NaN. */
@@ -130,23 +149,28 @@ POINTWISE2_INT(bitwise_or, "bitwise_or(Tensor a, Tensor|number b) -> Tensor", OP
 /* The bits set in exactly one. */
 POINTWISE2_INT(bitwise_xor, "bitwise_xor(Tensor a, Tensor|number b) -> Tensor", OP_INPLACE, a ^ b)
 
-PW_HEAD(bitwise_not, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, ~x)
+PW_1(bitwise_not, i64, int64_t, T, ~x)
 
 static int bitwise_not_cpu(const OpCall *c) {
   bool logical = c->out[0].dtype == BOOL;
-  return pw_run(logical ? logical_not_i64 : bitwise_not_i64, PW_I64, logical, c->args, 1, c->in, c->out);
+  return pw_run(logical ? logical_not_i64 : bitwise_not_i64, PW_I64, logical, c->args, 1, c->in,
+      c->out);
 }
 
 /* Every bit the other way round; of bool: not x. */
-OP(bitwise_not, .signature = "bitwise_not(Tensor x) -> Tensor", .flags = OP_INPLACE | OP_INT_ONLY | OP_NO_GRAD, .infer = pointwise_infer,
-   .sbp = "...", .cpu = bitwise_not_cpu, .expression = "~x", .pointwise = {NULL, NULL, bitwise_not_i64})
+OP(bitwise_not, .signature = "bitwise_not(Tensor x) -> Tensor",
+   .flags = OP_INPLACE | OP_INT_ONLY | OP_NO_GRAD, .infer = pointwise_infer,
+   .sbp = "...", .cpu = bitwise_not_cpu, .expression = "~x", .pointwise = {NULL, NULL,
+       bitwise_not_i64})
 
-/* -- Unary ---------------------------------------------------------------------------------------------------------------------- */
+/* -- Unary ------------------------------------------------------------------------------------- */
 
 /* The absolute value. */
-POINTWISE1_ALL(abs, "abs(Tensor x) -> Tensor", OP_INPLACE, fabs(x), x < 0 ? (int64_t)(0 - (uint64_t)x) : x)
+POINTWISE1_ALL(abs, "abs(Tensor x) -> Tensor", OP_INPLACE, fabs(x),
+               x < 0 ? (int64_t)(0 - (uint64_t)x) : x)
 /* -x. */
-POINTWISE1_LINEAR_ALL(neg, "neg(Tensor x) -> Tensor", OP_INPLACE, "x", -x, (int64_t)(0 - (uint64_t)x))
+POINTWISE1_LINEAR_ALL(neg, "neg(Tensor x) -> Tensor", OP_INPLACE, "x", -x,
+                      (int64_t)(0 - (uint64_t)x))
 /* -1, 0 or 1. */
 POINTWISE1_ALL(sign, "sign(Tensor x) -> Tensor", OP_INPLACE, (x > 0) - (x < 0), (x > 0) - (x < 0))
 /* The largest whole number not above x. */
@@ -206,126 +230,158 @@ POINTWISE1(erf, "erf(Tensor x) -> Tensor", F, erf(x))
 /* 1 - erf(x), exact for large x. */
 POINTWISE1(erfc, "erfc(Tensor x) -> Tensor", F, erfc(x))
 
-/* -- Activations ---------------------------------------------------------------------------------------------------------------- */
+/* -- Activations ------------------------------------------------------------------------------- */
 
 /* max(x, 0); NaN stays NaN. */
 POINTWISE1_ALL(relu, "relu(Tensor x) -> Tensor", OP_INPLACE, x < K(0) ? K(0) : x, x < 0 ? 0 : x)
 /* The gradient of relu: g where y > 0. */
-POINTWISE2_BACKWARD(relu_backward, "relu_backward(Tensor a, Tensor b) -> Tensor", b > K(0) ? a : K(0))
+POINTWISE2_BACKWARD(relu_backward, "relu_backward(Tensor a, Tensor b) -> Tensor",
+                    b > K(0) ? a : K(0))
 /* 1 / (1 + exp(-x)). */
 POINTWISE1(sigmoid, "sigmoid(Tensor x) -> Tensor", F, K(1) / (K(1) + exp(-x)))
 /* The gradient of sigmoid: g y (1 - y). */
-POINTWISE2_BACKWARD(sigmoid_backward, "sigmoid_backward(Tensor a, Tensor b) -> Tensor", a * b * (K(1) - b))
+POINTWISE2_BACKWARD(sigmoid_backward, "sigmoid_backward(Tensor a, Tensor b) -> Tensor",
+                    a * b * (K(1) - b))
 /* The gradient of tanh: g (1 - y y). */
-POINTWISE2_BACKWARD(tanh_backward, "tanh_backward(Tensor a, Tensor b) -> Tensor", a * (K(1) - b * b))
+POINTWISE2_BACKWARD(tanh_backward, "tanh_backward(Tensor a, Tensor b) -> Tensor",
+                    a * (K(1) - b * b))
 /* x * sigmoid(x). */
 POINTWISE1(silu, "silu(Tensor x) -> Tensor", F, x / (K(1) + exp(-x)))
 /* The gradient of silu: g s (1 + x (1 - s)) with s = sigmoid(x). */
 POINTWISE2_BACKWARD(silu_backward, "silu_backward(Tensor a, Tensor b) -> Tensor",
            a * (K(1) / (K(1) + exp(-b))) * (K(1) + b * (K(1) - K(1) / (K(1) + exp(-b)))))
-/* x * Phi(x), Phi the normal distribution function; 'tanh' approximates it by 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+/* x * Phi(x), Phi the normal distribution function; 'tanh' approximates it by 0.5 x (1 +
+ * tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
 POINTWISE1(gelu, "gelu(Tensor x, *, str(none|tanh) approximate=none) -> Tensor", F,
-           o->approximate ? K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x)))
+           o->approximate ? K(0.5) * x
+           * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x)))
                           : K(0.5) * x * (K(1) + erf(x * K(0.70710678118654752440))))
 /* The gradient of gelu: g (Phi(x) + x phi(x)), or that of the approximation. */
-POINTWISE2_BACKWARD(gelu_backward, "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor",
+POINTWISE2_BACKWARD(gelu_backward,
+                    "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor",
            o->approximate
-             ? a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588) * (b + K(0.044715) * b * b * b))) *
-                 (K(1) + b * (K(1) - tanh(K(0.79788456080286535588) * (b + K(0.044715) * b * b * b))) *
+             ? a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588)
+             * (b + K(0.044715) * b * b * b))) *
+                 (K(1) + b * (K(1) - tanh(K(0.79788456080286535588)
+                 * (b + K(0.044715) * b * b * b))) *
                            K(0.79788456080286535588) * (K(1) + K(0.134145) * b * b))
-             : a * (K(0.5) * (K(1) + erf(b * K(0.70710678118654752440))) + b * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
+             : a * (K(0.5) * (K(1) + erf(b * K(0.70710678118654752440))) + b
+             * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
 /* log(1 + exp(beta x)) / beta, and x itself where beta x exceeds the threshold. */
 POINTWISE1(softplus, "softplus(Tensor x, *, float beta=1, float threshold=20) -> Tensor", F,
            x * K(o->beta) > K(o->threshold) ? x : log1p(exp(x * K(o->beta))) / K(o->beta))
 /* The gradient of softplus: g sigmoid(beta x). */
-POINTWISE2_BACKWARD(softplus_backward, "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) -> Tensor",
+POINTWISE2_BACKWARD(softplus_backward,
+                    "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) -> Tensor",
            b * K(o->beta) > K(o->threshold) ? a : a / (K(1) + exp(-b * K(o->beta))))
 /* x where positive, else negative_slope * x. */
-POINTWISE1(leaky_relu, "leaky_relu(Tensor x, float negative_slope=0.01) -> Tensor", F, x > K(0) ? x : x * K(o->negative_slope))
+POINTWISE1(leaky_relu, "leaky_relu(Tensor x, float negative_slope=0.01) -> Tensor", F,
+           x > K(0) ? x : x * K(o->negative_slope))
 /* The gradient of leaky_relu. */
-POINTWISE2_BACKWARD(leaky_relu_backward, "leaky_relu_backward(Tensor a, Tensor b, float negative_slope) -> Tensor",
+POINTWISE2_BACKWARD(leaky_relu_backward,
+                    "leaky_relu_backward(Tensor a, Tensor b, float negative_slope) -> Tensor",
            b > K(0) ? a : a * K(o->negative_slope))
 /* x where positive, else w * x; see prelu. */
-POINTWISE2(prelu_kernel, "prelu_kernel(Tensor a, Tensor b) -> Tensor", OP_HIDDEN, a > K(0) ? a : b * a)
+POINTWISE2(prelu_kernel, "prelu_kernel(Tensor a, Tensor b) -> Tensor", OP_HIDDEN,
+           a > K(0) ? a : b * a)
 /* The gradient of prelu for its input: x where a is positive, else b x. */
-POINTWISE3_BACKWARD(prelu_backward, "prelu_backward(Tensor x, Tensor a, Tensor b) -> Tensor", a > K(0) ? x : b * x)
+POINTWISE3_BACKWARD(prelu_backward, "prelu_backward(Tensor x, Tensor a, Tensor b) -> Tensor",
+                    a > K(0) ? x : b * x)
 /* The gradient of prelu for its weight, before summing: g min(b, 0). */
-POINTWISE2_BACKWARD(prelu_weight_backward, "prelu_weight_backward(Tensor a, Tensor b) -> Tensor", b > K(0) ? K(0) : a * b)
+POINTWISE2_BACKWARD(prelu_weight_backward, "prelu_weight_backward(Tensor a, Tensor b) -> Tensor",
+                    b > K(0) ? K(0) : a * b)
 /* x where positive, else alpha * (exp(x) - 1). */
 POINTWISE1(elu, "elu(Tensor x, float alpha=1) -> Tensor", F, x > K(0) ? x : K(o->alpha) * expm1(x))
 /* x where positive, else alpha * (exp(x / alpha) - 1). */
-POINTWISE1(celu, "celu(Tensor x, float alpha=1) -> Tensor", F, x > K(0) ? x : K(o->alpha) * expm1(x / K(o->alpha)))
+POINTWISE1(celu, "celu(Tensor x, float alpha=1) -> Tensor", F,
+           x > K(0) ? x : K(o->alpha) * expm1(x / K(o->alpha)))
 /* elu with the constants that keep mean 0 and variance 1 (Klambauer and others, 2017). */
 POINTWISE1(selu, "selu(Tensor x) -> Tensor", F,
-           K(1.0507009873554804934193349852946) * (x > K(0) ? x : K(1.6732632423543772848170429916717) * expm1(x)))
-/* The gradient of elu and its kin: scale g where b is positive, else scale alpha beta g exp(beta b). */
-POINTWISE2_BACKWARD(elu_backward, "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, float scale=1) -> Tensor",
+           K(1.0507009873554804934193349852946)
+           * (x > K(0) ? x : K(1.6732632423543772848170429916717) * expm1(x)))
+/* The gradient of elu and its kin: scale g where b is positive, else scale alpha beta g exp(beta
+ * b). */
+POINTWISE2_BACKWARD(elu_backward,
+                    "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, float scale=1) -> Tensor",
            b > K(0) ? a * K(o->scale) : a * K(o->scale * o->alpha * o->beta) * exp(b * K(o->beta)))
 /* x * tanh(softplus(x)). */
 POINTWISE1(mish, "mish(Tensor x) -> Tensor", F, x * tanh(x > K(20) ? x : log1p(exp(x))))
 /* The gradient of mish: g (t + x (1 - t t) s) with t = tanh(softplus(x)) and s = sigmoid(x). */
 POINTWISE2_BACKWARD(mish_backward, "mish_backward(Tensor a, Tensor b) -> Tensor",
            a * (tanh(b > K(20) ? b : log1p(exp(b))) +
-                b * (K(1) - tanh(b > K(20) ? b : log1p(exp(b))) * tanh(b > K(20) ? b : log1p(exp(b)))) / (K(1) + exp(-b))))
-PW_HEAD(clamp, f32, float) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
-PW_HEAD(clamp, f64, double) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
-PW_HEAD(clamp, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, CLAMP)
+                b * (K(1) - tanh(b > K(20) ? b : log1p(exp(b)))
+                * tanh(b > K(20) ? b : log1p(exp(b)))) / (K(1) + exp(-b))))
+PW_FLOATS(1, clamp, T, CLAMP)
+PW_INTS(1, clamp, T, CLAMP)
 
 static int clamp_infer(Infer *I) {
   const struct clamp_args *a = I->args;
-  if (!a->has_min && !a->has_max) return infer_error(I, "neither min nor max is given; one of them must be");
+  if (!a->has_min && !a->has_max)
+    return infer_error(I, "neither min nor max is given; one of them must be");
   return pointwise_infer(I);
 }
 
 /* x between min and max, either of which may be absent. */
-OP(clamp, .signature = "clamp(Tensor x, float? min=None, float? max=None) -> Tensor", .flags = OP_INPLACE, .infer = clamp_infer,
-   .sbp = "...", .cpu = pointwise_cpu, .expression = MF_TEXT(CLAMP), .pointwise = {clamp_f32, clamp_f64, clamp_i64})
-/* The gradient of clamp: g where b lies between the bounds, which count as outside, as PyTorch has it. */
-POINTWISE2_BACKWARD(clamp_backward, "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor",
+OP(clamp, .signature = "clamp(Tensor x, float? min=None, float? max=None) -> Tensor",
+   .flags = OP_INPLACE, .infer = clamp_infer,
+   .sbp = "...", .cpu = pointwise_cpu, .expression = MF_TEXT(CLAMP),
+   .pointwise = {clamp_f32, clamp_f64, clamp_i64})
+/* The gradient of clamp: g where b lies between the bounds, which count as outside, as PyTorch has
+ * it. */
+POINTWISE2_BACKWARD(clamp_backward,
+                    "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor",
            (!o->has_min || b > K(o->min)) && (!o->has_max || b < K(o->max)) ? a : K(0))
 /* x where x > threshold, else value. */
 POINTWISE1_ALL(threshold, "threshold(Tensor x, float threshold, float value) -> Tensor", OP_INPLACE,
                x <= K(o->threshold) ? K(o->value) : x, x <= K(o->threshold) ? K(o->value) : x)
 /* x between min_val and max_val. */
-POINTWISE1_ALL(hardtanh, "hardtanh(Tensor x, float min_val=-1, float max_val=1) -> Tensor", OP_INPLACE,
+POINTWISE1_ALL(hardtanh, "hardtanh(Tensor x, float min_val=-1, float max_val=1) -> Tensor",
+               OP_INPLACE,
                x < K(o->min_val) ? K(o->min_val) : x > K(o->max_val) ? K(o->max_val) : x,
                x < K(o->min_val) ? K(o->min_val) : x > K(o->max_val) ? K(o->max_val) : x)
 /* x between 0 and 6. */
-POINTWISE1_ALL(relu6, "relu6(Tensor x) -> Tensor", OP_INPLACE, x < K(0) ? K(0) : x > K(6) ? K(6) : x, x < 0 ? 0 : x > 6 ? 6 : x)
+POINTWISE1_ALL(relu6, "relu6(Tensor x) -> Tensor", OP_INPLACE,
+               x < K(0) ? K(0) : x > K(6) ? K(6) : x, x < 0 ? 0 : x > 6 ? 6 : x)
 /* a where min < b < max, else 0: the gradient of functions that are flat outside. */
-POINTWISE2_BACKWARD(inside_backward, "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> Tensor",
+POINTWISE2_BACKWARD(inside_backward,
+                    "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> Tensor",
            b > K(o->min) && b < K(o->max) ? a : K(0))
 /* x moved toward 0 by lambd, 0 within. */
 POINTWISE1(softshrink, "softshrink(Tensor x, float lambd=0.5) -> Tensor", F,
            x > K(o->lambd) ? x - K(o->lambd) : x < -K(o->lambd) ? x + K(o->lambd) : x * K(0))
 /* x where |x| > lambd, else 0. */
-POINTWISE1(hardshrink, "hardshrink(Tensor x, float lambd=0.5) -> Tensor", F, x >= -K(o->lambd) && x <= K(o->lambd) ? K(0) : x)
+POINTWISE1(hardshrink, "hardshrink(Tensor x, float lambd=0.5) -> Tensor", F,
+           x >= -K(o->lambd) && x <= K(o->lambd) ? K(0) : x)
 /* The gradient of softshrink and hardshrink: g where |b| > lambd. */
 POINTWISE2_BACKWARD(shrink_backward, "shrink_backward(Tensor a, Tensor b, float lambd) -> Tensor",
            b >= -K(o->lambd) && b <= K(o->lambd) ? K(0) : a)
 /* log(sigmoid(x)). */
-POINTWISE1(logsigmoid, "logsigmoid(Tensor x) -> Tensor", F, (x < K(0) ? x : K(0)) - log1p(exp(-fabs(x))))
+POINTWISE1(logsigmoid, "logsigmoid(Tensor x) -> Tensor", F,
+           (x < K(0) ? x : K(0)) - log1p(exp(-fabs(x))))
 /* The gradient of logsigmoid: g sigmoid(-b). */
-POINTWISE2_BACKWARD(logsigmoid_backward, "logsigmoid_backward(Tensor a, Tensor b) -> Tensor", a / (K(1) + exp(b)))
+POINTWISE2_BACKWARD(logsigmoid_backward, "logsigmoid_backward(Tensor a, Tensor b) -> Tensor",
+                    a / (K(1) + exp(b)))
 /* clamp(x + 3, 0, 6) / 6. */
-POINTWISE1(hardsigmoid, "hardsigmoid(Tensor x) -> Tensor", F, (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
+POINTWISE1(hardsigmoid, "hardsigmoid(Tensor x) -> Tensor", F,
+           (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
 /* x * hardsigmoid(x). */
-POINTWISE1(hardswish, "hardswish(Tensor x) -> Tensor", F, x * (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
+POINTWISE1(hardswish, "hardswish(Tensor x) -> Tensor", F,
+           x * (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
 /* The gradient of hardswish: g (x / 3 + 1/2) between -3 and 3. */
 POINTWISE2_BACKWARD(hardswish_backward, "hardswish_backward(Tensor a, Tensor b) -> Tensor",
            b < K(-3) ? K(0) : b > K(3) ? a : a * (b / K(3) + K(0.5)))
 /* x / (1 + |x|). */
 POINTWISE1(softsign, "softsign(Tensor x) -> Tensor", F, x / (K(1) + fabs(x)))
 /* The gradient of softsign: g / (1 + |x|)^2. */
-POINTWISE2_BACKWARD(softsign_backward, "softsign_backward(Tensor a, Tensor b) -> Tensor", a / ((K(1) + fabs(b)) * (K(1) + fabs(b))))
+POINTWISE2_BACKWARD(softsign_backward, "softsign_backward(Tensor a, Tensor b) -> Tensor",
+                    a / ((K(1) + fabs(b)) * (K(1) + fabs(b))))
 /* x - tanh(x). */
 POINTWISE1(tanhshrink, "tanhshrink(Tensor x) -> Tensor", F, x - tanh(x))
 
-/* -- Choices ---------------------------------------------------------------------------------------------------------------------- */
+/* -- Choices ----------------------------------------------------------------------------------- */
 
-PW_HEAD(where, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, x != 0 ? a : b)
-PW_HEAD(where, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, x != 0 ? a : b)
-PW_HEAD(where, i64, int64_t) PW_IN3 PW_LOOP(T, PW_XAB, x != 0 ? a : b)
+PW_FLOATS(3, where, T, x != 0 ? a : b)
+PW_INTS(3, where, T, x != 0 ? a : b)
 
 /* The condition is bool, the lowest kind, and so has no part in the promotion of the others. */
 static int where_infer(Infer *I) {
@@ -334,12 +390,13 @@ static int where_infer(Infer *I) {
 }
 
 /* a where c is true, else b. */
-OP(where, .signature = "where(Tensor c, Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_FUNCTION_ONLY, .infer = where_infer,
-   .sbp = "..., ..., ...", .linear = "a+b", .cpu = pointwise_cpu, .expression = "x != 0 ? a : b", .pointwise = {where_f32, where_f64, where_i64})
+OP(where, .signature = "where(Tensor c, Tensor|number a, Tensor|number b) -> Tensor",
+   .flags = OP_FUNCTION_ONLY, .infer = where_infer,
+   .sbp = "..., ..., ...", .linear = "a+b", .cpu = pointwise_cpu, .expression = "x != 0 ? a : b",
+   .pointwise = {where_f32, where_f64, where_i64})
 
-PW_HEAD(masked_fill, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
-PW_HEAD(masked_fill, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
-PW_HEAD(masked_fill, i64, int64_t) PW_IN3 PW_LOOP(T, PW_XAB, a != 0 ? b : x)
+PW_FLOATS(3, masked_fill, T, a != 0 ? b : x)
+PW_INTS(3, masked_fill, T, a != 0 ? b : x)
 
 static int masked_fill_infer(Infer *I) {
   DType x = (DType)I->in[0]->dtype, value = (DType)I->in[2]->dtype;
@@ -347,13 +404,16 @@ static int masked_fill_infer(Infer *I) {
   if (!rc) rc = infer_want_ndim(I, 2, 0);
   if (rc) return rc;
   if (dtype_kind(value) > dtype_kind(x) && !(x == BOOL && value == I64))
-    return infer_error(I, "value is %s and cannot be written into a tensor of %s", dtype_name(value), dtype_name(x));
+    return infer_error(I, "value is %s and cannot be written into a tensor of %s",
+        dtype_name(value), dtype_name(x));
   if ((rc = pointwise_infer(I))) return rc;
   I->last->dtype = (uint8_t)x;
   return 0;
 }
 
 /* x with value where mask is true; mask is broadcast. */
-OP(masked_fill, .signature = "masked_fill(Tensor x, Tensor mask, Tensor|number value) -> Tensor", .flags = OP_INPLACE,
-   .infer = masked_fill_infer, .sbp = "..., ..., ...", .cpu = pointwise_cpu, .expression = "a != 0 ? b : x",
+OP(masked_fill, .signature = "masked_fill(Tensor x, Tensor mask, Tensor|number value) -> Tensor",
+   .flags = OP_INPLACE,
+   .infer = masked_fill_infer, .sbp = "..., ..., ...", .cpu = pointwise_cpu,
+   .expression = "a != 0 ? b : x",
    .pointwise = {masked_fill_f32, masked_fill_f64, masked_fill_i64})

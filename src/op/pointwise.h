@@ -2,10 +2,12 @@
  *
  *   POINTWISE1(silu, "silu(Tensor x) -> Tensor", OP_FLOAT_OUT | OP_INPLACE, x / (K(1) + exp(-x)))
  *
- * In the expression the inputs have their names of the macro (x; a, b; x, a, b), `o->NAME` are the arguments, K(1.5) is a constant of the compute
- * type, and the functions of math.h work for float and double alike. The same text serves the CPU kernels here (float, double and, with
- * the _ALL forms, int64), the CUDA kernels and fused kernels. Results are computed in blocks; a remainder is computed in a padded block by the same
- * vector code, so that an element's value never depends on where it stands. */
+ * In the expression the inputs have their names of the macro (x; a, b; x, a, b), `o->NAME` are the
+ * arguments, K(1.5) is a constant of the compute type, and the functions of math.h work for float
+ * and double alike. The same text serves the CPU kernels here (float, double and, with the _ALL
+ * forms, int64), the CUDA kernels and fused kernels. Results are computed in blocks; a remainder is
+ * computed in a padded block by the same vector code, so that an element's value never depends on
+ * where it stands. */
 #ifndef MF_POINTWISE_H
 #define MF_POINTWISE_H
 #include <math.h>
@@ -13,21 +15,42 @@
 #include "op_args.h"
 #include "pointwise_run.h"
 
-/* Prototypes with vector variants in glibc's libmvec; without them (clang, other machines) the loops call the scalar functions. */
+/* Prototypes with vector variants in glibc's libmvec; without them (clang, other machines) the
+ * loops call the scalar functions. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define MF_SIMD __attribute__((simd("notinbranch")))
-#define MF_SIMD_FUNCTION(fn) extern double fn(double) MF_SIMD; extern float fn##f(float) MF_SIMD;
-MF_SIMD_FUNCTION(exp) MF_SIMD_FUNCTION(expm1) MF_SIMD_FUNCTION(log) MF_SIMD_FUNCTION(log1p) MF_SIMD_FUNCTION(log2) MF_SIMD_FUNCTION(log10)
-MF_SIMD_FUNCTION(sin) MF_SIMD_FUNCTION(cos) MF_SIMD_FUNCTION(tan) MF_SIMD_FUNCTION(tanh) MF_SIMD_FUNCTION(sinh) MF_SIMD_FUNCTION(cosh)
-MF_SIMD_FUNCTION(asin) MF_SIMD_FUNCTION(acos) MF_SIMD_FUNCTION(atan) MF_SIMD_FUNCTION(asinh) MF_SIMD_FUNCTION(acosh) MF_SIMD_FUNCTION(atanh)
-MF_SIMD_FUNCTION(erf) MF_SIMD_FUNCTION(erfc) MF_SIMD_FUNCTION(exp2)
+#define MF_SIMD_FUNCTION(fn)        \
+  extern double fn(double) MF_SIMD; \
+  extern float fn##f(float) MF_SIMD
+MF_SIMD_FUNCTION(exp);
+MF_SIMD_FUNCTION(expm1);
+MF_SIMD_FUNCTION(log);
+MF_SIMD_FUNCTION(log1p);
+MF_SIMD_FUNCTION(log2);
+MF_SIMD_FUNCTION(log10);
+MF_SIMD_FUNCTION(sin);
+MF_SIMD_FUNCTION(cos);
+MF_SIMD_FUNCTION(tan);
+MF_SIMD_FUNCTION(tanh);
+MF_SIMD_FUNCTION(sinh);
+MF_SIMD_FUNCTION(cosh);
+MF_SIMD_FUNCTION(asin);
+MF_SIMD_FUNCTION(acos);
+MF_SIMD_FUNCTION(atan);
+MF_SIMD_FUNCTION(asinh);
+MF_SIMD_FUNCTION(acosh);
+MF_SIMD_FUNCTION(atanh);
+MF_SIMD_FUNCTION(erf);
+MF_SIMD_FUNCTION(erfc);
+MF_SIMD_FUNCTION(exp2);
 extern double pow(double, double) MF_SIMD;
 extern float powf(float, float) MF_SIMD;
 #endif
 
-/* One name for both float types in expressions; libm's names, so that the text is plain C in CUDA as well. */
-#define MF_GENERIC1(fn, v) _Generic((v), float: fn##f, default: fn)(v)
-#define MF_GENERIC2(fn, v, w) _Generic((v) + (w), float: fn##f, default: fn)(v, w)
+/* One name for both float types in expressions; libm's names, so that the text is plain C in CUDA
+ * as well. */
+#define MF_GENERIC1(fn, v) _Generic((v), float : fn##f, default : fn)(v)
+#define MF_GENERIC2(fn, v, w) _Generic((v) + (w), float : fn##f, default : fn)(v, w)
 #define exp(v) MF_GENERIC1(exp, v)
 #define exp2(v) MF_GENERIC1(exp2, v)
 #define expm1(v) MF_GENERIC1(expm1, v)
@@ -61,92 +84,99 @@ extern float powf(float, float) MF_SIMD;
 
 #define K(v) ((T)(v))
 
-/* A kernel of one compute type; n is a multiple of 16. `ivdep`: output and input may be the same block, never shifted ones. */
-#define PW_HEAD(name, C, CT)                                                                                        \
-  static void name##_##C(int64_t n, const void *args_, const void *const *in_, void *out_) {                        \
-    typedef CT T;                                                                                                   \
-    const struct name##_args *o = args_;                                                                            \
-    (void)o, (void)in_;
 #ifdef __clang__
 #define PW_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define PW_IVDEP _Pragma("GCC ivdep")
 #endif
-#define PW_LOOP(OT, decl, expr)                                                                                     \
-    OT *out = out_;                                                                                                 \
-    n &= ~(int64_t)15;                                                                                              \
-    PW_IVDEP for (int64_t i = 0; i < n; i++) { decl out[i] = (OT)(expr); }                                          \
+/* A kernel of one compute type; n is a multiple of 16. `ivdep`: output and input may be the same
+ * block, never shifted ones. */
+#define PW_KERNEL(name, C, CT, OT, blocks, element, expr)                                    \
+  static void name##_##C(int64_t n, const void *args_, const void *const *in_, void *out_) { \
+    typedef CT T;                                                                            \
+    const struct name##_args *o = args_;                                                     \
+    (void)o;                                                                                 \
+    blocks OT *out = out_;                                                                   \
+    n &= ~(int64_t)15;                                                                       \
+    PW_IVDEP for (int64_t i = 0; i < n; i++) {                                               \
+      element out[i] = (OT)(expr);                                                           \
+    }                                                                                        \
   }
 #define PW_IN1 const T *p0 = in_[0];
 #define PW_IN2 PW_IN1 const T *p1 = in_[1];
 #define PW_IN3 PW_IN2 const T *p2 = in_[2];
 #define PW_IN4 PW_IN3 const T *p3 = in_[3];
-#define PW_X T x = p0[i]; (void)x;
-#define PW_AB T a = p0[i], b = p1[i]; (void)a, (void)b;
-#define PW_XAB T x = p0[i], a = p1[i], b = p2[i]; (void)x, (void)a, (void)b;
-#define PW_XABC T x = p0[i], a = p1[i], b = p2[i], c = p3[i]; (void)x, (void)a, (void)b, (void)c;
+#define PW_X   \
+  T x = p0[i]; \
+  (void)x;
+#define PW_AB             \
+  T a = p0[i], b = p1[i]; \
+  (void)a, (void)b;
+#define PW_XAB                       \
+  T x = p0[i], a = p1[i], b = p2[i]; \
+  (void)x, (void)a, (void)b;
+#define PW_XABC                                 \
+  T x = p0[i], a = p1[i], b = p2[i], c = p3[i]; \
+  (void)x, (void)a, (void)b, (void)c;
+#define PW_1(name, C, CT, OT, expr) PW_KERNEL(name, C, CT, OT, PW_IN1, PW_X, expr)
+#define PW_2(name, C, CT, OT, expr) PW_KERNEL(name, C, CT, OT, PW_IN2, PW_AB, expr)
+#define PW_3(name, C, CT, OT, expr) PW_KERNEL(name, C, CT, OT, PW_IN3, PW_XAB, expr)
+#define PW_4(name, C, CT, OT, expr) PW_KERNEL(name, C, CT, OT, PW_IN4, PW_XABC, expr)
+/* The kernels NAME_f32 and NAME_f64, or NAME_i64, of `inputs` (1 to 4) inputs, with elements of OT
+ * as output. */
+#define PW_FLOATS(inputs, name, OT, expr) \
+  PW_##inputs(name, f32, float, OT, expr) PW_##inputs(name, f64, double, OT, expr)
+#define PW_INTS(inputs, name, OT, expr) PW_##inputs(name, i64, int64_t, OT, expr)
 
-#define PW_RECORD(name, sig, flag, rule, lin, text, ...)                                                            \
-  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule, .linear = lin, .cpu = pointwise_cpu, \
-     .expression = text, .pointwise = {__VA_ARGS__})
+#define PW_RECORD(name, sig, flag, rule, lin, text, ...)                                          \
+  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule, .linear = lin, \
+     .cpu = pointwise_cpu, .expression = text, .pointwise = {__VA_ARGS__})
+#define PW_FLOAT_OP(inputs, name, sig, flags, rule, linear_, text, expr) \
+  PW_FLOATS(inputs, name, T, expr)                                       \
+  PW_RECORD(name, sig, flags, rule, linear_, text, name##_f32, name##_f64, NULL)
+#define PW_ALL_OP(inputs, name, sig, flags, rule, linear_, text, OT, expr, expr_int) \
+  PW_FLOATS(inputs, name, OT, expr)                                                  \
+  PW_INTS(inputs, name, OT, expr_int)                                                \
+  PW_RECORD(name, sig, flags, rule, linear_, text, name##_f32, name##_f64, name##_i64)
+#define PW_INT_OP(inputs, name, sig, flags, rule, text, expr) \
+  PW_INTS(inputs, name, T, expr)                              \
+  PW_RECORD(name, sig, (flags) | OP_INT_ONLY | OP_NO_GRAD, rule, NULL, text, NULL, NULL, name##_i64)
 
-/* Floats only (whole numbers are computed as float32 under OP_FLOAT_OUT, refused otherwise). */
-#define POINTWISE1(name, sig, flags, expr)                                                                          \
-  PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(T, PW_X, expr)                                                           \
-  PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(T, PW_X, expr)                                                          \
-  PW_RECORD(name, sig, flags, "...", NULL, #expr, name##_f32, name##_f64, NULL)
-#define PW_TWO(name, sig, flags, linear_, text, expr)                                                               \
-  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                          \
-  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                         \
-  PW_RECORD(name, sig, flags, "..., ...", linear_, text, name##_f32, name##_f64, NULL)
-#define POINTWISE2(name, sig, flags, expr) PW_TWO(name, sig, flags, NULL, #expr, expr)
-/* The same, saying how partial sums pass; the second is for gradients, which are linear in the incoming one. */
-#define POINTWISE2_LINEAR(name, sig, flags, linear_, expr) PW_TWO(name, sig, flags, linear_, #expr, expr)
-#define POINTWISE2_BACKWARD(name, sig, expr) PW_TWO(name, sig, OP_HIDDEN, "a", #expr, expr)
-#define PW_THREE(name, sig, flags, linear_, text, expr)                                                             \
-  PW_HEAD(name, f32, float) PW_IN3 PW_LOOP(T, PW_XAB, expr)                                                         \
-  PW_HEAD(name, f64, double) PW_IN3 PW_LOOP(T, PW_XAB, expr)                                                        \
-  PW_RECORD(name, sig, flags, "..., ..., ...", linear_, text, name##_f32, name##_f64, NULL)
-#define POINTWISE3_LINEAR(name, sig, flags, linear_, expr) PW_THREE(name, sig, flags, linear_, #expr, expr)
-#define POINTWISE3_BACKWARD(name, sig, expr) PW_THREE(name, sig, OP_HIDDEN, "x", #expr, expr)
-#define POINTWISE4(name, sig, flags, expr)                                                                          \
-  PW_HEAD(name, f32, float) PW_IN4 PW_LOOP(T, PW_XABC, expr)                                                        \
-  PW_HEAD(name, f64, double) PW_IN4 PW_LOOP(T, PW_XABC, expr)                                                       \
-  PW_RECORD(name, sig, flags, "..., ..., ..., ...", NULL, #expr, name##_f32, name##_f64, NULL)
+/* Floats only (whole numbers are computed as float32 under OP_FLOAT_OUT, refused otherwise). The
+ * LINEAR forms say how partial sums pass; a gradient (BACKWARD) is linear in the incoming one. */
+#define POINTWISE1(name, sig, flags, expr) \
+  PW_FLOAT_OP(1, name, sig, flags, "...", NULL, #expr, expr)
+#define POINTWISE2(name, sig, flags, expr) \
+  PW_FLOAT_OP(2, name, sig, flags, "..., ...", NULL, #expr, expr)
+#define POINTWISE2_LINEAR(name, sig, flags, linear_, expr) \
+  PW_FLOAT_OP(2, name, sig, flags, "..., ...", linear_, #expr, expr)
+#define POINTWISE2_BACKWARD(name, sig, expr) \
+  PW_FLOAT_OP(2, name, sig, OP_HIDDEN, "..., ...", "a", #expr, expr)
+#define POINTWISE3_LINEAR(name, sig, flags, linear_, expr) \
+  PW_FLOAT_OP(3, name, sig, flags, "..., ..., ...", linear_, #expr, expr)
+#define POINTWISE3_BACKWARD(name, sig, expr) \
+  PW_FLOAT_OP(3, name, sig, OP_HIDDEN, "..., ..., ...", "x", #expr, expr)
+#define POINTWISE4(name, sig, flags, expr) \
+  PW_FLOAT_OP(4, name, sig, flags, "..., ..., ..., ...", NULL, #expr, expr)
 
-/* Floats and whole numbers. The last argument of the 2 form says how partial sums pass. */
-#define PW_ONE_ALL(name, sig, flags, linear_, text, expr, expr_int)                                                 \
-  PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(T, PW_X, expr)                                                           \
-  PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(T, PW_X, expr)                                                          \
-  PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, expr_int)                                                     \
-  PW_RECORD(name, sig, flags, "...", linear_, text, name##_f32, name##_f64, name##_i64)
-#define POINTWISE1_ALL(name, sig, flags, expr, expr_int) PW_ONE_ALL(name, sig, flags, NULL, #expr, expr, expr_int)
-#define POINTWISE1_LINEAR_ALL(name, sig, flags, linear_, expr, expr_int)                                            \
-  PW_ONE_ALL(name, sig, flags, linear_, #expr, expr, expr_int)
-#define POINTWISE2_ALL(name, sig, flags, linear_, expr, expr_int)                                                   \
-  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                          \
-  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                         \
-  PW_HEAD(name, i64, int64_t) PW_IN2 PW_LOOP(T, PW_AB, expr_int)                                                    \
-  PW_RECORD(name, sig, flags, "..., ...", linear_, #expr, name##_f32, name##_f64, name##_i64)
+/* Floats and whole numbers. */
+#define POINTWISE1_ALL(name, sig, flags, expr, expr_int) \
+  PW_ALL_OP(1, name, sig, flags, "...", NULL, #expr, T, expr, expr_int)
+#define POINTWISE1_LINEAR_ALL(name, sig, flags, linear_, expr, expr_int) \
+  PW_ALL_OP(1, name, sig, flags, "...", linear_, #expr, T, expr, expr_int)
+#define POINTWISE2_ALL(name, sig, flags, linear_, expr, expr_int) \
+  PW_ALL_OP(2, name, sig, flags, "..., ...", linear_, #expr, T, expr, expr_int)
 
 /* Comparisons and tests: bool results from all dtypes. */
-#define POINTWISE1_BOOL(name, sig, flags, expr)                                                                     \
-  PW_HEAD(name, f32, float) PW_IN1 PW_LOOP(uint8_t, PW_X, expr)                                                     \
-  PW_HEAD(name, f64, double) PW_IN1 PW_LOOP(uint8_t, PW_X, expr)                                                    \
-  PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(uint8_t, PW_X, expr)                                                   \
-  PW_RECORD(name, sig, (flags) | OP_BOOL_OUT | OP_NO_GRAD, "...", NULL, #expr, name##_f32, name##_f64, name##_i64)
-#define POINTWISE2_BOOL(name, sig, flags, expr)                                                                     \
-  PW_HEAD(name, f32, float) PW_IN2 PW_LOOP(uint8_t, PW_AB, expr)                                                    \
-  PW_HEAD(name, f64, double) PW_IN2 PW_LOOP(uint8_t, PW_AB, expr)                                                   \
-  PW_HEAD(name, i64, int64_t) PW_IN2 PW_LOOP(uint8_t, PW_AB, expr)                                                  \
-  PW_RECORD(name, sig, (flags) | OP_BOOL_OUT | OP_NO_GRAD, "..., ...", NULL, #expr, name##_f32, name##_f64, name##_i64)
+#define PW_BOOL (OP_BOOL_OUT | OP_NO_GRAD)
+#define POINTWISE1_BOOL(name, sig, flags, expr) \
+  PW_ALL_OP(1, name, sig, (flags) | PW_BOOL, "...", NULL, #expr, uint8_t, expr, expr)
+#define POINTWISE2_BOOL(name, sig, flags, expr) \
+  PW_ALL_OP(2, name, sig, (flags) | PW_BOOL, "..., ...", NULL, #expr, uint8_t, expr, expr)
 
 /* Whole numbers and bool only. */
-#define POINTWISE1_INT(name, sig, flags, expr)                                                                      \
-  PW_HEAD(name, i64, int64_t) PW_IN1 PW_LOOP(T, PW_X, expr)                                                         \
-  PW_RECORD(name, sig, (flags) | OP_INT_ONLY | OP_NO_GRAD, "...", NULL, #expr, NULL, NULL, name##_i64)
-#define POINTWISE2_INT(name, sig, flags, expr)                                                                      \
-  PW_HEAD(name, i64, int64_t) PW_IN2 PW_LOOP(T, PW_AB, expr)                                                        \
-  PW_RECORD(name, sig, (flags) | OP_INT_ONLY | OP_NO_GRAD, "..., ...", NULL, #expr, NULL, NULL, name##_i64)
+#define POINTWISE1_INT(name, sig, flags, expr) PW_INT_OP(1, name, sig, flags, "...", #expr, expr)
+#define POINTWISE2_INT(name, sig, flags, expr) \
+  PW_INT_OP(2, name, sig, flags, "..., ...", #expr, expr)
 
 #endif

@@ -1,7 +1,9 @@
-/* The driver of pointwise kernels: walks all operands together in blocks, converting what is not of the compute type or not contiguous.
+/* The driver of pointwise kernels: walks all operands together in blocks, converting what is not of
+ * the compute type or not contiguous.
  *
- * Static, since it belongs to one instruction set. Operands are one of three kinds: flat ones are used in place, constant ones (numbers, 0-d,
- * broadcast to all) are filled into a block once a thread, others are gathered block by block. */
+ * Static, since it belongs to one instruction set. Operands are one of three kinds: flat ones are
+ * used in place, constant ones (numbers, 0-d, broadcast to all) are filled into a block once a
+ * thread, others are gathered block by block. */
 #ifndef MF_POINTWISE_RUN_H
 #define MF_POINTWISE_RUN_H
 #include "block.h"
@@ -27,7 +29,8 @@ static inline size_t pw_class_size(PointwiseClass c) {
 }
 
 /* Fills n elements of a block with the one at `from`. */
-static inline void pw_fill(BlockConvert *convert, PointwiseClass cls, const void *from, int64_t n, BlockBuffer *buffer) {
+static inline void pw_fill(BlockConvert *convert, PointwiseClass cls, const void *from, int64_t n,
+                           BlockBuffer *buffer) {
   convert(1, from, 1, buffer);
   if (cls == PW_F32)
     for (int64_t i = 1; i < n; i++) buffer->f32[i] = buffer->f32[0];
@@ -35,17 +38,21 @@ static inline void pw_fill(BlockConvert *convert, PointwiseClass cls, const void
     for (int64_t i = 1; i < n; i++) buffer->i64[i] = buffer->i64[0];
 }
 
-/* The inputs of n <= BLOCK elements from `first`, filled up to a multiple of PW_PAD, which is returned. */
-static int64_t pw_inputs(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buffers, const void **in) {
+/* The inputs of n <= BLOCK elements from `first`, filled up to a multiple of PW_PAD, which is
+ * returned. */
+static int64_t pw_inputs(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buffers,
+                         const void **in) {
   size_t size = pw_class_size(j->cls);
   int64_t padded = (n + PW_PAD - 1) & ~(int64_t)(PW_PAD - 1);
   for (int k = 1; k < j->walk.n; k++) {
     char *flat = j->walk.data[k] + first * (int64_t)size;
     in[k - 1] = &buffers[k];
-    if (j->kind[k] == PW_GATHER) walk_rows(&j->walk, k, first, n, j->convert[k], &buffers[k], size, false);
+    if (j->kind[k] == PW_GATHER)
+      walk_rows(&j->walk, k, first, n, j->convert[k], &buffers[k], size, false);
     else if (j->kind[k] == PW_FLAT && padded == n) in[k - 1] = flat;
     else if (j->kind[k] == PW_FLAT) memcpy(&buffers[k], flat, (size_t)n * size);
-    if (padded != n && j->kind[k] != PW_CONSTANT) memset((char *)&buffers[k] + (size_t)n * size, 0, (size_t)(padded - n) * size);
+    if (padded != n && j->kind[k] != PW_CONSTANT)
+      memset((char *)&buffers[k] + (size_t)n * size, 0, (size_t)(padded - n) * size);
   }
   return padded;
 }
@@ -59,7 +66,8 @@ static void pw_block(const PwJob *j, int64_t first, int64_t n, BlockBuffer *buff
     return;
   }
   j->fn(padded, j->args, in, &buffers[0]);
-  if (j->kind[0] == PW_FLAT) memcpy(j->walk.data[0] + first * (int64_t)j->out_size, &buffers[0], (size_t)n * j->out_size);
+  if (j->kind[0] == PW_FLAT)
+    memcpy(j->walk.data[0] + first * (int64_t)j->out_size, &buffers[0], (size_t)n * j->out_size);
   else walk_rows(&j->walk, 0, first, n, j->convert[0], &buffers[0], j->out_size, true);
 }
 
@@ -76,8 +84,10 @@ static void pw_range(int64_t begin, int64_t end, void *arg) {
     return;
   }
   for (int k = 1; k < j->walk.n; k++)
-    if (j->kind[k] == PW_CONSTANT) pw_fill(j->convert[k], j->cls, j->walk.data[k], BLOCK, &buffers[k]);
-  for (int64_t i = begin; i < end; i += BLOCK) pw_block(j, i, end - i < BLOCK ? end - i : BLOCK, buffers);
+    if (j->kind[k] == PW_CONSTANT)
+      pw_fill(j->convert[k], j->cls, j->walk.data[k], BLOCK, &buffers[k]);
+  for (int64_t i = begin; i < end; i += BLOCK)
+    pw_block(j, i, end - i < BLOCK ? end - i : BLOCK, buffers);
 }
 
 /* Kernels with bool results write bytes; a result with gaps is scattered byte by byte. */
@@ -87,15 +97,16 @@ static void block_copy_u8(int64_t n, const void *from, int64_t step, void *to) {
   for (int64_t i = 0; i < n; i++) dst[i * step] = src[i];
 }
 
-/* Whether the operand is n elements one behind the other, in the order of every other such operand: it
- * broadcasts to n elements, so only dims of size 1 may differ. */
+/* Whether the operand is n elements one behind the other, in the order of every other such operand:
+ * it broadcasts to n elements, so only dims of size 1 may differ. */
 static inline bool pw_is_plain(const View *v, int64_t n) {
   return view_numel(v) == n && view_is_contiguous(v);
 }
 
-/* One block at most, plain operands and single elements: without the general walk, which costs more than
- * the arithmetic. False when the operands are not so. */
-static bool pw_small(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+/* One block at most, plain operands and single elements: without the general walk, which costs more
+ * than the arithmetic. False when the operands are not so. */
+static bool pw_small(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in,
+                     const View *in, const View *out) {
   int64_t n = view_numel(out), padded = (n + PW_PAD - 1) & ~(int64_t)(PW_PAD - 1);
   size_t size = pw_class_size(cls), out_size = bool_out ? 1 : size;
   const void *data[WALK_OPERANDS];
@@ -105,7 +116,8 @@ static bool pw_small(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const v
   for (int k = 0; k < n_in; k++) {
     bool single = view_numel(&in[k]) == 1;
     data[k] = &buffers[k + 1];
-    if (!single && (!block_is_native((DType)in[k].dtype, cls) || !pw_is_plain(&in[k], n))) return false;
+    if (!single && (!block_is_native((DType)in[k].dtype, cls) || !pw_is_plain(&in[k], n)))
+      return false;
     if (single) {
       pw_fill(block_loads[cls][in[k].dtype], cls, in[k].data, padded, &buffers[k + 1]);
     } else if (padded == n) {
@@ -122,8 +134,10 @@ static bool pw_small(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const v
   return true;
 }
 
-/* Sets a job up for running `fn` of class `cls`, which writes bool when `bool_out`, over the operands. */
-static void pw_init(PwJob *j, PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+/* Sets a job up for running `fn` of class `cls`, which writes bool when `bool_out`, over the
+ * operands. */
+static void pw_init(PwJob *j, PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args,
+                    int n_in, const View *in, const View *out) {
   j->fn = fn;
   j->args = args;
   j->cls = cls;
@@ -142,7 +156,8 @@ static void pw_init(PwJob *j, PointwiseFn *fn, PointwiseClass cls, bool bool_out
 }
 
 /* Runs it. */
-static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in, const View *in, const View *out) {
+static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in,
+                  const View *in, const View *out) {
   PwJob j;
   if (pw_small(fn, cls, bool_out, args, n_in, in, out)) return 0;
   pw_init(&j, fn, cls, bool_out, args, n_in, in, out);
@@ -155,8 +170,11 @@ static int pointwise_cpu(const OpCall *c) __attribute__((unused));
 static int pointwise_cpu(const OpCall *c) {
   const OpSpec *spec = c->op->spec[OP_ISA];
   bool bool_out = spec->flags & OP_BOOL_OUT;
-  PointwiseClass cls = block_class(bool_out ? op_promote_views(c->n_in, c->in) : (DType)c->out[0].dtype);
-  if (!spec->pointwise[cls]) return err_set(MF_EINVAL, "%s: no kernel for %s", c->op->name, dtype_name((DType)c->out[0].dtype));
+  PointwiseClass cls =
+      block_class(bool_out ? op_promote_views(c->n_in, c->in) : (DType)c->out[0].dtype);
+  if (!spec->pointwise[cls])
+    return err_set(MF_EINVAL, "%s: no kernel for %s", c->op->name,
+                   dtype_name((DType)c->out[0].dtype));
   return pw_run(spec->pointwise[cls], cls, bool_out, c->args, c->n_in, c->in, &c->out[0]);
 }
 

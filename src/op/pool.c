@@ -90,7 +90,7 @@ static void span_cols(const Pool *p, int64_t ow, Span *s) {
 #undef NAME
 #undef EACH
 
-/* -- Running ---------- */
+/* -- Running ----------------------------------------------------------------------------------- */
 
 /* An image as the kernels read it: itself, or its float32 copy at `copy`, laid out alike. */
 typedef struct Operand {
@@ -118,8 +118,7 @@ static void operand_set(Operand *o, const View *v, char **scratch) {
   o->dense.view.stride = o->dense.stride;
   if (image_strictly_last(o->image.shape, o->image.stride))
     shape_channels_last(o->image.shape, o->dense.stride);
-  else
-    shape_contiguous(4, o->image.shape, o->dense.stride);
+  else shape_contiguous(4, o->image.shape, o->dense.stride);
   o->dense.view.dtype = F32;
   o->dense.view.data = *scratch;
   *scratch += copy_bytes(v);
@@ -162,7 +161,7 @@ static int pool_run(const OpCall *c, Pool *p, const View *x, const View *v, cons
   return 0;
 }
 
-/* -- Windows given as arguments ---------- */
+/* -- Windows given as arguments ---------------------------------------------------------------- */
 
 typedef struct Window {
   const int64_t *kernel, *stride, *padding, *dilation;
@@ -170,10 +169,10 @@ typedef struct Window {
 
 static const int64_t ones[2] = {1, 1};
 
-#define MAX_WINDOW(a)                                                                              \
-  ((Window){(a)->kernel_size, (a)->has_stride ? (a)->stride : (a)->kernel_size, (a)->padding,      \
+#define MAX_WINDOW(a)                                                                         \
+  ((Window){(a)->kernel_size, (a)->has_stride ? (a)->stride : (a)->kernel_size, (a)->padding, \
             (a)->dilation})
-#define AVG_WINDOW(a)                                                                              \
+#define AVG_WINDOW(a) \
   ((Window){(a)->kernel_size, (a)->has_stride ? (a)->stride : (a)->kernel_size, (a)->padding, ones})
 
 static Pool window_pool(PoolMode mode, const Window *w) {
@@ -244,7 +243,7 @@ static int check_pooled(Infer *I, const Meta *g, const Meta *like, const int64_t
   return infer_error(I, "g has not the shape of the pooled image");
 }
 
-/* -- max_pool2d ---------- */
+/* -- max_pool2d -------------------------------------------------------------------------------- */
 
 static int max_pool2d_infer(Infer *I) {
   const struct max_pool2d_args *a = I->args;
@@ -260,9 +259,10 @@ static int max_pool2d_cpu(const OpCall *c) {
 /* The maximum over windows of x (N, C, H, W) or (C, H, W); NaN where one is in the window. The
  * stride is the kernel's size when not given. Padding never wins. */
 OP(max_pool2d,
-   .signature = "max_pool2d(Tensor x, int[2] kernel_size, int[2]? stride=None, int[2] padding=0, "
-                "int[2] dilation=1, "
-                "bool ceil_mode=False) -> Tensor",
+   .signature =
+       "max_pool2d(Tensor x, int[2] kernel_size, int[2]? stride=None, int[2] padding=0, "
+       "int[2] dilation=1, "
+       "bool ceil_mode=False) -> Tensor",
    .sbp = "n c H W", .infer = max_pool2d_infer, .cpu = max_pool2d_cpu, .scratch = pool_scratch)
 
 static int max_pool2d_backward_infer(Infer *I) {
@@ -287,9 +287,10 @@ static int max_pool2d_backward_cpu(const OpCall *c) {
 
 /* The gradient of max_pool2d: g goes to the first maximum of each window of x. */
 OP(max_pool2d_backward,
-   .signature = "max_pool2d_backward(Tensor g, Tensor x, int[2] kernel_size, int[2]? stride=None, "
-                "int[2] padding=0, "
-                "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
+   .signature =
+       "max_pool2d_backward(Tensor g, Tensor x, int[2] kernel_size, int[2]? stride=None, "
+       "int[2] padding=0, "
+       "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
    .flags = OP_HIDDEN, .sbp = "n c H W, n c I J -> n c I J", .linear = "g",
    .infer = max_pool2d_backward_infer, .cpu = max_pool2d_backward_cpu, .scratch = pool_scratch)
 
@@ -310,13 +311,14 @@ static int max_pool2d_pick_cpu(const OpCall *c) {
 
 /* v at the places where max_pool2d takes x. */
 OP(max_pool2d_pick,
-   .signature = "max_pool2d_pick(Tensor v, Tensor x, int[2] kernel_size, int[2]? stride=None, "
-                "int[2] padding=0, "
-                "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
+   .signature =
+       "max_pool2d_pick(Tensor v, Tensor x, int[2] kernel_size, int[2]? stride=None, "
+       "int[2] padding=0, "
+       "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
    .flags = OP_HIDDEN, .sbp = "n c I J, n c I J -> n c H W", .linear = "v",
    .infer = max_pool2d_pick_infer, .cpu = max_pool2d_pick_cpu, .scratch = pool_scratch)
 
-/* -- avg_pool2d ---------- */
+/* -- avg_pool2d -------------------------------------------------------------------------------- */
 
 static int check_divisor(Infer *I, bool has, int64_t divisor) {
   if (has && divisor == 0) return infer_error(I, "divisor_override must not be 0");
@@ -340,9 +342,10 @@ static int avg_pool2d_cpu(const OpCall *c) {
 /* The mean over windows of x (N, C, H, W) or (C, H, W). Padding counts as zeros unless
  * count_include_pad is false; divisor_override divides by another number. */
 OP(avg_pool2d,
-   .signature = "avg_pool2d(Tensor x, int[2] kernel_size, int[2]? stride=None, int[2] padding=0, "
-                "bool ceil_mode=False, "
-                "bool count_include_pad=True, int? divisor_override=None) -> Tensor",
+   .signature =
+       "avg_pool2d(Tensor x, int[2] kernel_size, int[2]? stride=None, int[2] padding=0, "
+       "bool ceil_mode=False, "
+       "bool count_include_pad=True, int? divisor_override=None) -> Tensor",
    .sbp = "n c H W", .linear = "x", .infer = avg_pool2d_infer, .cpu = avg_pool2d_cpu,
    .scratch = pool_scratch)
 
@@ -378,7 +381,7 @@ OP(avg_pool2d_backward,
    .flags = OP_HIDDEN, .sbp = "n c H W", .linear = "g", .infer = avg_pool2d_backward_infer,
    .cpu = avg_pool2d_backward_cpu, .scratch = pool_scratch)
 
-/* -- adaptive_avg_pool2d ---------- */
+/* -- adaptive_avg_pool2d ----------------------------------------------------------------------- */
 
 static int check_size(Infer *I, const char *name, const int64_t *size) {
   for (int k = 0; k < 2; k++)

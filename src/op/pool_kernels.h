@@ -8,14 +8,14 @@
 
 /* For each lane i the place j = i * step in an operand; steps 1 and 2 in loops of their own, which
  * vectorise. */
-#define EACH(lanes, step, i, j, ...)                                                               \
-  do {                                                                                             \
-    if ((step) == 1)                                                                               \
-      for (int64_t i = 0, j; j = i, i < (lanes); i++) __VA_ARGS__                                  \
-    else if ((step) == 2)                                                                          \
-      for (int64_t i = 0, j; j = 2 * i, i < (lanes); i++) __VA_ARGS__                              \
-    else                                                                                           \
-      for (int64_t i = 0, j; j = i * (step), i < (lanes); i++) __VA_ARGS__                         \
+#define EACH(lanes, step, i, j, ...)                                       \
+  do {                                                                     \
+    if ((step) == 1)                                                       \
+      for (int64_t i = 0, j; j = i, i < (lanes); i++) __VA_ARGS__          \
+    else if ((step) == 2)                                                  \
+      for (int64_t i = 0, j; j = 2 * i, i < (lanes); i++) __VA_ARGS__      \
+    else                                                                   \
+      for (int64_t i = 0, j; j = i * (step), i < (lanes); i++) __VA_ARGS__ \
   } while (0)
 
 /* The maximum over a window and the position of it, counted in the order of the visit. */
@@ -25,8 +25,7 @@ static void NAME(lanes_max)(const Pool *p, const Span *s, const Lanes *l, const 
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
       const T *at = x + h * p->xs[2] + w * p->xs[3];
-      if (k == 0)
-        EACH(l->n, l->x, i, j, { best[i] = at[j], where[i] = 0; });
+      if (k == 0) EACH(l->n, l->x, i, j, { best[i] = at[j], where[i] = 0; });
       else
         EACH(l->n, l->x, i, j, {
           T v = at[j];
@@ -46,10 +45,8 @@ static void NAME(lanes_picked)(const Pool *p, const Span *s, const Lanes *l, T *
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (p->back)
-        EACH(l->n, l->v, i, j, { at[j] += where[i] == k ? y[i] : 0; });
-      else
-        EACH(l->n, l->v, i, j, { y[i] = where[i] == k ? at[j] : y[i]; });
+      if (p->back) EACH(l->n, l->v, i, j, { at[j] += where[i] == k ? y[i] : 0; });
+      else EACH(l->n, l->v, i, j, { y[i] = where[i] == k ? at[j] : y[i]; });
     }
   }
 }
@@ -60,10 +57,8 @@ static void NAME(lanes_mean)(const Pool *p, const Span *s, const Lanes *l, T *v,
   for (int64_t h = s->h0; h < s->h1; h++) {
     for (int64_t w = s->w0; w < s->w1; w++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (p->back)
-        EACH(l->n, l->v, i, j, { at[j] += part[i]; });
-      else
-        EACH(l->n, l->v, i, j, { part[i] += at[j]; });
+      if (p->back) EACH(l->n, l->v, i, j, { at[j] += part[i]; });
+      else EACH(l->n, l->v, i, j, { part[i] += at[j]; });
     }
   }
   for (int64_t i = 0; i < l->n && !p->back; i++) y[i] = part[i] * scale;
@@ -88,7 +83,7 @@ static void NAME(lanes_window)(const Pool *p, const Span *s, const Lanes *l, con
     for (int64_t i = 0; i < l->n; i++) y[i * l->y] = to[i];
 }
 
-/* -- Channels side by side ---------- */
+/* -- Channels side by side --------------------------------------------------------------------- */
 
 /* Zeroes rows [from, to) of a block of channels. */
 static void NAME(channels_clear)(const Pool *p, T *v, int64_t channels, int64_t from, int64_t to) {
@@ -115,7 +110,7 @@ static void NAME(channels_job)(const Pool *p, int64_t channels, const T *x, T *v
   if (p->back) NAME(channels_clear)(p, v, channels, clear, p->h.in);
 }
 
-/* -- Planes ---------- */
+/* -- Planes ------------------------------------------------------------------------------------ */
 
 static void NAME(single_max)(const Pool *p, const Span *s, const T *x, T *v, T *y) {
   int64_t h_best = s->h0, w_best = s->w0;
@@ -127,10 +122,8 @@ static void NAME(single_max)(const Pool *p, const Span *s, const T *x, T *v, T *
     }
   }
   T *at = v ? v + h_best * p->vs[2] + w_best * p->vs[3] : &best;
-  if (p->back)
-    *at += *y;
-  else
-    *y = *at;
+  if (p->back) *at += *y;
+  else *y = *at;
 }
 
 static void NAME(single_mean)(const Pool *p, const Span *s, T *v, T *y) {
@@ -138,10 +131,8 @@ static void NAME(single_mean)(const Pool *p, const Span *s, T *v, T *y) {
   for (int64_t h = s->h0; h < s->h1; h++) {
     for (int64_t w = s->w0; w < s->w1; w++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (p->back)
-        *at += part;
-      else
-        part += *at;
+      if (p->back) *at += part;
+      else part += *at;
     }
   }
   if (!p->back) *y = part * scale;
@@ -165,12 +156,9 @@ static void NAME(plane_job)(const Pool *p, const T *x, T *v, T *y) {
       span_cols(p, ow, &s);
       T *at = y + oh * p->ys[2] + ow * p->ys[3];
       Lanes lanes = {.n = n, .x = step * p->xs[3], .v = step * p->vs[3], .y = p->ys[3]};
-      if (inside)
-        NAME(lanes_window)(p, &s, &lanes, x, v, at);
-      else if (p->mode == POOL_MEAN)
-        NAME(single_mean)(p, &s, v, at);
-      else
-        NAME(single_max)(p, &s, x, v, at);
+      if (inside) NAME(lanes_window)(p, &s, &lanes, x, v, at);
+      else if (p->mode == POOL_MEAN) NAME(single_mean)(p, &s, v, at);
+      else NAME(single_max)(p, &s, x, v, at);
     }
   }
 }
@@ -184,9 +172,7 @@ static void NAME(pool_range)(int64_t begin, int64_t end, void *arg) {
     const T *x = p->x ? (const T *)p->x + n * p->xs[0] + c * p->xs[1] : NULL;
     T *v = p->v ? (T *)p->v + n * p->vs[0] + c * p->vs[1] : NULL,
       *y = (T *)p->y + n * p->ys[0] + c * p->ys[1];
-    if (p->channels)
-      NAME(channels_job)(p, p->c - c < LANES ? p->c - c : LANES, x, v, y);
-    else
-      NAME(plane_job)(p, x, v, y);
+    if (p->channels) NAME(channels_job)(p, p->c - c < LANES ? p->c - c : LANES, x, v, y);
+    else NAME(plane_job)(p, x, v, y);
   }
 }

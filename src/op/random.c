@@ -1,7 +1,9 @@
-/* Random ops. What is drawn depends on the key (seed, stream) and the element's index in the whole tensor alone; see base/rng.h.
+/* Random ops. What is drawn depends on the key (seed, stream) and the element's index in the whole
+ * tensor alone; see base/rng.h.
  *
- * A Draw fills blocks of elements in the order of the tensor's indices; `fill` gives the 64 (or 32) elements of one group. Ops that read
- * a tensor as well (bernoulli, dropout) combine the words of a block with the block of the tensor. */
+ * A Draw fills blocks of elements in the order of the tensor's indices; `fill` gives the 64 (or 32)
+ * elements of one group. Ops that read a tensor as well (bernoulli, dropout) combine the words of a
+ * block with the block of the tensor. */
 #include <math.h>
 #include <stdio.h>
 
@@ -12,7 +14,7 @@
 enum { DRAW_GRAIN = 1 << 13 };
 _Static_assert(BLOCK % RNG_GROUP32 == 0 && BLOCK % RNG_GROUP64 == 0, "blocks hold whole groups");
 
-/* -- Drawing into a tensor ------------------------------------------------------------------------------------------------------------- */
+/* -- Drawing into a tensor --------------------------------------------------------------------- */
 
 typedef struct Draw Draw;
 
@@ -22,15 +24,16 @@ typedef void DrawGroup(const Draw *d, uint64_t group, void *to);
 struct Draw {
   RngKey key;
   DrawGroup *fill;
-  double a, b;            /* parameters of the distribution */
+  double a, b; /* parameters of the distribution */
   uint64_t range;
   int64_t low;
-  uint32_t digits;        /* the bits of a word that the dtype can tell apart: so that 1 is never reached by rounding */
-  size_t width;           /* bytes an element of what fill writes */
-  Walk walk;              /* operand 1: the output, in the order of its elements */
+  uint32_t digits; /* the bits of a word that the dtype can tell apart: so that 1 is never reached
+                      by rounding */
+  size_t width;    /* bytes an element of what fill writes */
+  Walk walk;       /* operand 1: the output, in the order of its elements */
   const View *out;
   BlockConvert *store;
-  bool direct;            /* fill may write into the output itself */
+  bool direct; /* fill may write into the output itself */
 };
 
 static int draw_group_size(const Draw *d) {
@@ -49,14 +52,16 @@ static void draw_block(const Draw *d, int64_t first, int64_t n, void *buffer) {
       d->fill(d, group++, (char *)buffer + at * (int64_t)d->width);
     } else {
       d->fill(d, group++, whole);
-      memcpy((char *)buffer + at * (int64_t)d->width, (char *)whole + skip * (int64_t)d->width, (size_t)take * d->width);
+      memcpy((char *)buffer + at * (int64_t)d->width, (char *)whole + skip * (int64_t)d->width,
+             (size_t)take * d->width);
     }
     skip = 0;
     at += take;
   }
 }
 
-/* The index in the whole tensor of element `place` of this part, and in *run how many follow it side by side in both. */
+/* The index in the whole tensor of element `place` of this part, and in *run how many follow it
+ * side by side in both. */
 static int64_t global_index(const View *v, int64_t place, int64_t *run) {
   *run = INT64_MAX;
   if (!v->whole || v->ndim == 0) return place;
@@ -75,7 +80,8 @@ static void draw_range(int64_t begin, int64_t end, void *arg) {
   const Draw *d = arg;
   uint64_t buffer[BLOCK];
   while (begin < end) {
-    int64_t run, index = global_index(d->out, begin, &run), n = end - begin < run ? end - begin : run;
+    int64_t run, index = global_index(d->out, begin, &run),
+                 n = end - begin < run ? end - begin : run;
     if (n > BLOCK) n = BLOCK;
     if (d->direct) {
       draw_block(d, index, n, (char *)d->out->data + begin * (int64_t)d->width);
@@ -109,7 +115,7 @@ static uint64_t pair(uint32_t low, uint32_t high) {
   return (uint64_t)high << 32 | low;
 }
 
-/* -- Distributions ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Distributions ----------------------------------------------------------------------------- */
 
 static void fill_uniform32(const Draw *d, uint64_t group, void *to) {
   uint32_t w[4][RNG_LANES];
@@ -117,7 +123,8 @@ static void fill_uniform32(const Draw *d, uint64_t group, void *to) {
   uint32_t digits = d->digits;
   rng_group(d->key.seed, d->key.stream, group, w);
   for (int i = 0; i < 4; i++)
-    for (int l = 0; l < RNG_LANES; l++) y[i * RNG_LANES + l] = rng_fmaf(rng_uniform32(w[i][l] & digits), range, low);
+    for (int l = 0; l < RNG_LANES; l++)
+      y[i * RNG_LANES + l] = rng_fmaf(rng_uniform32(w[i][l] & digits), range, low);
 }
 
 static void fill_uniform64(const Draw *d, uint64_t group, void *to) {
@@ -125,7 +132,8 @@ static void fill_uniform64(const Draw *d, uint64_t group, void *to) {
   double *y = to;
   rng_group(d->key.seed, d->key.stream, group, w);
   for (int i = 0; i < 2; i++)
-    for (int l = 0; l < RNG_LANES; l++) y[i * RNG_LANES + l] = rng_fma(rng_uniform64(pair(w[2 * i][l], w[2 * i + 1][l])), d->b, d->a);
+    for (int l = 0; l < RNG_LANES; l++)
+      y[i * RNG_LANES + l] = rng_fma(rng_uniform64(pair(w[2 * i][l], w[2 * i + 1][l])), d->b, d->a);
 }
 
 static void fill_normal32(const Draw *d, uint64_t group, void *to) {
@@ -195,17 +203,20 @@ static int draw_below(RngKey key, int64_t low, int64_t high, const View *y) {
   return draw(&d, y, PW_I64);
 }
 
-/* -- Factories -------------------------------------------------------------------------------------------------------------------------------- */
+/* -- Factories --------------------------------------------------------------------------------- */
 
 static int created(Infer *I, int64_t dtype, const IntList *size, int64_t device) {
-  if (size->n > MF_MAX_DIMS) return infer_error(I, "%d dims, at most %d are possible", (int)size->n, MF_MAX_DIMS);
+  if (size->n > MF_MAX_DIMS)
+    return infer_error(I, "%d dims, at most %d are possible", (int)size->n, MF_MAX_DIMS);
   int rc = infer_shape(I, (DType)dtype, (int)size->n, size->v);
   if (!rc && device >= 0) I->last->device = (uint8_t)device;
   return rc;
 }
 
 static int want_float_dtype(Infer *I, int64_t dtype) {
-  return dtype_is_float((DType)dtype) ? 0 : infer_error(I, "dtype must be a float, is %s", dtype_name((DType)dtype));
+  return dtype_is_float((DType)dtype)
+             ? 0
+             : infer_error(I, "dtype must be a float, is %s", dtype_name((DType)dtype));
 }
 
 static int want_grad_of_float(Infer *I, int64_t dtype, bool requires_grad) {
@@ -223,7 +234,10 @@ static int rand_cpu(const OpCall *c) {
 }
 
 /* Uniform numbers in [0, 1). */
-OP(rand, .signature = "rand(int[] size, *, Generator? generator=None, dtype dtype=float32, device? device=None, bool requires_grad=False) -> Tensor",
+OP(rand,
+   .signature =
+       "rand(int[] size, *, Generator? generator=None, dtype dtype=float32, device? device=None, "
+       "bool requires_grad=False) -> Tensor",
    .flags = OP_RANDOM, .infer = rand_infer, .cpu = rand_cpu)
 
 static int randn_infer(Infer *I) {
@@ -236,7 +250,10 @@ static int randn_cpu(const OpCall *c) {
 }
 
 /* Normal numbers of mean 0 and variance 1. */
-OP(randn, .signature = "randn(int[] size, *, Generator? generator=None, dtype dtype=float32, device? device=None, bool requires_grad=False) -> Tensor",
+OP(randn,
+   .signature =
+       "randn(int[] size, *, Generator? generator=None, dtype dtype=float32, device? device=None, "
+       "bool requires_grad=False) -> Tensor",
    .flags = OP_RANDOM, .infer = randn_infer, .cpu = randn_cpu)
 
 static int want_range(Infer *I, int64_t low, int64_t high) {
@@ -257,8 +274,10 @@ static int randint_cpu(const OpCall *c) {
 
 /* Whole numbers from low to high - 1, all equally likely. */
 OP(randint,
-   .signature = "randint(int low, int high, int[] size, *, Generator? generator=None, dtype dtype=int64, device? device=None, bool requires_grad=False)"
-                " -> Tensor",
+   .signature =
+       "randint(int low, int high, int[] size, *, Generator? generator=None, dtype dtype=int64, "
+       "device? device=None, bool requires_grad=False)"
+       " -> Tensor",
    .flags = OP_RANDOM | OP_HIDDEN, .infer = randint_infer, .cpu = randint_cpu)
 
 static int randperm_infer(Infer *I) {
@@ -273,7 +292,8 @@ static size_t randperm_scratch(const OpCall *c) {
   return (size_t)((const struct randperm_args *)c->args)->n * 4 * sizeof(uint64_t);
 }
 
-/* Sorts n pairs (key, value) by key, stably, by bytes; uses as much room again. Returns which half holds the result. */
+/* Sorts n pairs (key, value) by key, stably, by bytes; uses as much room again. Returns which half
+ * holds the result. */
 static uint64_t *sort_pairs(int64_t n, uint64_t *from, uint64_t *to) {
   for (int shift = 0; shift < 64; shift += 8) {
     int64_t at[257] = {0};
@@ -298,22 +318,31 @@ static int randperm_cpu(const OpCall *c) {
     uint64_t block[BLOCK];
     int64_t n = a->n - i < BLOCK ? a->n - i : BLOCK;
     draw_block(&d, i, n, block);
-    for (int64_t k = 0; k < n; k++) pairs[2 * (i + k)] = block[k], pairs[2 * (i + k) + 1] = (uint64_t)(i + k);
+    for (int64_t k = 0; k < n; k++)
+      pairs[2 * (i + k)] = block[k], pairs[2 * (i + k) + 1] = (uint64_t)(i + k);
   }
   const uint64_t *sorted = sort_pairs(a->n, pairs, pairs + 2 * a->n);
-  View order = {.data = (void *)(uintptr_t)(sorted + 1), .shape = &a->n, .stride = &(int64_t){2}, .ndim = 1, .dtype = I64};
+  View order = {.data = (void *)(uintptr_t)(sorted + 1),
+                .shape = &a->n,
+                .stride = &(int64_t){2},
+                .ndim = 1,
+                .dtype = I64};
   return copy_views(&order, &c->out[0]);
 }
 
 /* The numbers 0 to n - 1 in random order: the order of n random keys. */
-OP(randperm, .signature = "randperm(int n, *, Generator? generator=None, dtype dtype=int64, device? device=None) -> Tensor", .flags = OP_RANDOM,
-   .infer = randperm_infer, .cpu = randperm_cpu, .scratch = randperm_scratch)
+OP(randperm,
+   .signature =
+       "randperm(int n, *, Generator? generator=None, dtype dtype=int64, device? device=None) -> "
+       "Tensor",
+   .flags = OP_RANDOM, .infer = randperm_infer, .cpu = randperm_cpu, .scratch = randperm_scratch)
 
-/* -- In place ---------------------------------------------------------------------------------------------------------------------------------- */
+/* -- In place ---------------------------------------------------------------------------------- */
 
 static int uniform__infer(Infer *I) {
   const struct uniform__args *a = I->args;
-  if (!(a->low <= a->high)) return infer_error(I, "low %g must not be above high %g", a->low, a->high);
+  if (!(a->low <= a->high))
+    return infer_error(I, "low %g must not be above high %g", a->low, a->high);
   return infer_want_float(I, 0);
 }
 static int uniform__cpu(const OpCall *c) {
@@ -322,8 +351,10 @@ static int uniform__cpu(const OpCall *c) {
 }
 
 /* Writes uniform numbers in [low, high) into x. */
-OP(uniform_, .signature = "uniform_(Tensor! x, float low=0, float high=1, *, Generator? generator=None) -> ()", .flags = OP_RANDOM,
-   .infer = uniform__infer, .cpu = uniform__cpu)
+OP(uniform_,
+   .signature =
+       "uniform_(Tensor! x, float low=0, float high=1, *, Generator? generator=None) -> ()",
+   .flags = OP_RANDOM, .infer = uniform__infer, .cpu = uniform__cpu)
 
 static int normal__infer(Infer *I) {
   const struct normal__args *a = I->args;
@@ -336,8 +367,9 @@ static int normal__cpu(const OpCall *c) {
 }
 
 /* Writes normal numbers of this mean and standard deviation into x. */
-OP(normal_, .signature = "normal_(Tensor! x, float mean=0, float std=1, *, Generator? generator=None) -> ()", .flags = OP_RANDOM,
-   .infer = normal__infer, .cpu = normal__cpu)
+OP(normal_,
+   .signature = "normal_(Tensor! x, float mean=0, float std=1, *, Generator? generator=None) -> ()",
+   .flags = OP_RANDOM, .infer = normal__infer, .cpu = normal__cpu)
 
 static int want_probability(Infer *I, double p) {
   return p >= 0 && p <= 1 ? 0 : infer_error(I, "p must be from 0 to 1, is %g", p);
@@ -353,8 +385,9 @@ static int bernoulli__cpu(const OpCall *c) {
 }
 
 /* Writes 1 with probability p, else 0, into x. */
-OP(bernoulli_, .signature = "bernoulli_(Tensor! x, float p=0.5, *, Generator? generator=None) -> ()", .flags = OP_RANDOM, .infer = bernoulli__infer,
-   .cpu = bernoulli__cpu)
+OP(bernoulli_,
+   .signature = "bernoulli_(Tensor! x, float p=0.5, *, Generator? generator=None) -> ()",
+   .flags = OP_RANDOM, .infer = bernoulli__infer, .cpu = bernoulli__cpu)
 
 /* Below which every whole number is one of the dtype. */
 static int64_t whole_limit(DType t) {
@@ -385,11 +418,13 @@ static int random__cpu(const OpCall *c) {
   return draw_below(a->generator, a->low, a->high, &c->in[0]);
 }
 
-/* Writes whole numbers from low to high - 1 into x; without high, up to the largest that its dtype holds exactly. */
-OP(random_, .signature = "random_(Tensor! x, int low=0, int? high=None, *, Generator? generator=None) -> ()", .flags = OP_RANDOM,
-   .infer = random__infer, .cpu = random__cpu)
+/* Writes whole numbers from low to high - 1 into x; without high, up to the largest that its dtype
+ * holds exactly. */
+OP(random_,
+   .signature = "random_(Tensor! x, int low=0, int? high=None, *, Generator? generator=None) -> ()",
+   .flags = OP_RANDOM, .infer = random__infer, .cpu = random__cpu)
 
-/* -- normal, bernoulli over tensors -------------------------------------------------------------------------------------------------------- */
+/* -- normal, bernoulli over tensors ------------------------------------------------------------ */
 
 static int normal_infer(Infer *I) {
   const struct normal_args *a = I->args;
@@ -401,10 +436,12 @@ static int normal_infer(Infer *I) {
     if (I->in[k]->number) continue;
     int rc = infer_want_float(I, k);
     if (rc) return rc;
-    if (!shape_broadcast(&ndim, shape, I->in[k]->ndim, I->in[k]->shape)) return infer_error(I, "the shapes of mean and std do not broadcast");
+    if (!shape_broadcast(&ndim, shape, I->in[k]->ndim, I->in[k]->shape))
+      return infer_error(I, "the shapes of mean and std do not broadcast");
     t = I->in[k]->dtype;
   }
-  if (!numbers && a->size.n) return infer_error(I, "size is only for numbers; tensors bring their own");
+  if (!numbers && a->size.n)
+    return infer_error(I, "size is only for numbers; tensors bring their own");
   if (a->dtype != DTYPE_NONE) t = (DType)a->dtype;
   int rc = want_float_dtype(I, t);
   if (rc) return rc;
@@ -450,19 +487,21 @@ static int normal_cpu(const OpCall *c) {
 
 /* Normal numbers of these means and standard deviations: tensors, or numbers and a size. */
 OP(normal,
-   .signature = "normal(Tensor|number mean, Tensor|number std, int[] size=[], *, Generator? generator=None, dtype? dtype=None, device? device=None,"
-                " bool requires_grad=False) -> Tensor",
+   .signature =
+       "normal(Tensor|number mean, Tensor|number std, int[] size=[], *, Generator? generator=None, "
+       "dtype? dtype=None, device? device=None,"
+       " bool requires_grad=False) -> Tensor",
    .flags = OP_RANDOM | OP_NO_GRAD | OP_FUNCTION_ONLY, .infer = normal_infer, .cpu = normal_cpu)
 
 typedef struct MaskJob {
   Draw draw;
-  Walk walk;             /* y (contiguous order), x, and what y is */
+  Walk walk; /* y (contiguous order), x, and what y is */
   PointwiseClass cls;
   BlockConvert *load, *store;
   double scale;
-  uint64_t threshold;    /* dropout: kept where the word is at least this */
+  uint64_t threshold; /* dropout: kept where the word is at least this */
   const View *out;
-  bool flat;             /* float32, side by side */
+  bool flat; /* float32, side by side */
 } MaskJob;
 
 static void mask_walk(MaskJob *j, const View *x, const View *y) {
@@ -484,7 +523,8 @@ static void bernoulli_range(int64_t begin, int64_t end, void *arg) {
   uint32_t words[BLOCK];
   double p[BLOCK];
   while (begin < end) {
-    int64_t run, index = global_index(j->out, begin, &run), n = end - begin < run ? end - begin : run;
+    int64_t run, index = global_index(j->out, begin, &run),
+                 n = end - begin < run ? end - begin : run;
     if (n > BLOCK) n = BLOCK;
     walk_rows(&j->walk, 1, begin, n, j->load, p, 8, false);
     draw_block(&j->draw, index, n, words);
@@ -503,7 +543,9 @@ static int check_probabilities(const OpCall *c, const View *x) {
     int64_t n = w.numel - i < BLOCK ? w.numel - i : BLOCK;
     walk_rows(&w, 1, i, n, block_loads[PW_F64][x->dtype], p, 8, false);
     for (int64_t k = 0; k < n; k++)
-      if (!(p[k] >= 0 && p[k] <= 1)) return err_set(MF_EINVAL, "%s: x holds %g; probabilities are from 0 to 1", c->op->name, p[k]);
+      if (!(p[k] >= 0 && p[k] <= 1))
+        return err_set(MF_EINVAL, "%s: x holds %g; probabilities are from 0 to 1", c->op->name,
+                       p[k]);
   }
   return 0;
 }
@@ -525,10 +567,10 @@ static int bernoulli_cpu(const OpCall *c) {
 }
 
 /* 1 with the probability that stands in x, else 0. */
-OP(bernoulli, .signature = "bernoulli(Tensor x, *, Generator? generator=None) -> Tensor", .flags = OP_RANDOM | OP_NO_GRAD, .infer = bernoulli_infer,
-   .cpu = bernoulli_cpu)
+OP(bernoulli, .signature = "bernoulli(Tensor x, *, Generator? generator=None) -> Tensor",
+   .flags = OP_RANDOM | OP_NO_GRAD, .infer = bernoulli_infer, .cpu = bernoulli_cpu)
 
-/* -- dropout ------------------------------------------------------------------------------------------------------------------------------- */
+/* -- dropout ----------------------------------------------------------------------------------- */
 
 static void dropout_range(int64_t begin, int64_t end, void *arg) {
   const MaskJob *j = arg;
@@ -536,8 +578,10 @@ static void dropout_range(int64_t begin, int64_t end, void *arg) {
   BlockBuffer buffer;
   size_t width = j->cls == PW_F32 ? 4 : 8;
   while (begin < end) {
-    int64_t run, index = global_index(j->out, begin, &run), n = end - begin < run ? end - begin : run;
-    int64_t whole = RNG_GROUP32 - index % RNG_GROUP32; /* blocks begin with a group, where that is possible */
+    int64_t run, index = global_index(j->out, begin, &run),
+                 n = end - begin < run ? end - begin : run;
+    int64_t whole =
+        RNG_GROUP32 - index % RNG_GROUP32; /* blocks begin with a group, where that is possible */
     if (n > BLOCK) n = whole == RNG_GROUP32 ? BLOCK : whole;
     draw_block(&j->draw, index, n, words);
     if (j->flat) {
@@ -547,9 +591,11 @@ static void dropout_range(int64_t begin, int64_t end, void *arg) {
     } else {
       walk_rows(&j->walk, 1, begin, n, j->load, &buffer, width, false);
       if (j->cls == PW_F32)
-        for (int64_t k = 0; k < n; k++) buffer.f32[k] = words[k] >= j->threshold ? buffer.f32[k] * (float)j->scale : 0.0f;
+        for (int64_t k = 0; k < n; k++)
+          buffer.f32[k] = words[k] >= j->threshold ? buffer.f32[k] * (float)j->scale : 0.0f;
       else
-        for (int64_t k = 0; k < n; k++) buffer.f64[k] = words[k] >= j->threshold ? buffer.f64[k] * j->scale : 0.0;
+        for (int64_t k = 0; k < n; k++)
+          buffer.f64[k] = words[k] >= j->threshold ? buffer.f64[k] * j->scale : 0.0;
       walk_rows(&j->walk, 2, begin, n, j->store, &buffer, width, true);
     }
     begin += n;
@@ -557,7 +603,8 @@ static void dropout_range(int64_t begin, int64_t end, void *arg) {
 }
 
 static int drop(const OpCall *c, double p, RngKey key) {
-  MaskJob j = {.draw.key = key, .scale = p < 1 ? 1 / (1 - p) : 0, .threshold = (uint64_t)(p * 0x1p32)};
+  MaskJob j = {
+      .draw.key = key, .scale = p < 1 ? 1 / (1 - p) : 0, .threshold = (uint64_t)(p * 0x1p32)};
   mask_walk(&j, &c->in[0], &c->out[0]);
   mf_parallel(j.walk.numel, DRAW_GRAIN, dropout_range, &j);
   return 0;
@@ -573,9 +620,10 @@ static int dropout_cpu(const OpCall *c) {
   return drop(c, a->p, a->generator);
 }
 
-/* Zeros with probability p; what stays is scaled by 1 / (1 - p). Keeps no mask: the gradient draws it again. */
-OP(dropout, .signature = "dropout(Tensor x, float p=0.5, *, Generator? generator=None) -> Tensor", .flags = OP_RANDOM | OP_HIDDEN | OP_INPLACE,
-   .infer = dropout_infer, .cpu = dropout_cpu)
+/* Zeros with probability p; what stays is scaled by 1 / (1 - p). Keeps no mask: the gradient draws
+ * it again. */
+OP(dropout, .signature = "dropout(Tensor x, float p=0.5, *, Generator? generator=None) -> Tensor",
+   .flags = OP_RANDOM | OP_HIDDEN | OP_INPLACE, .infer = dropout_infer, .cpu = dropout_cpu)
 
 static int dropout_backward_infer(Infer *I) {
   return infer_shape(I, (DType)I->in[0]->dtype, I->in[0]->ndim, I->in[0]->shape);
@@ -586,5 +634,6 @@ static int dropout_backward_cpu(const OpCall *c) {
 }
 
 /* The gradient of dropout: g through the mask of that key. */
-OP(dropout_backward, .signature = "dropout_backward(Tensor g, float p, *, Generator? generator=None) -> Tensor", .flags = OP_HIDDEN,
-   .infer = dropout_backward_infer, .cpu = dropout_backward_cpu)
+OP(dropout_backward,
+   .signature = "dropout_backward(Tensor g, float p, *, Generator? generator=None) -> Tensor",
+   .flags = OP_HIDDEN, .infer = dropout_backward_infer, .cpu = dropout_backward_cpu)

@@ -1,11 +1,12 @@
-/* Reductions over dims to one value: sums, products, extremes, norms, moments, log of sums of exponentials; see fold.h for how elements
- * are walked. Results are PyTorch's: whole numbers are summed as int64, NaN is larger and smaller than everything, an empty list of dims means all. */
+/* Reductions over dims to one value: sums, products, extremes, norms, moments, log of sums of
+ * exponentials; see fold.h for how elements are walked. Results are PyTorch's: whole numbers are
+ * summed as int64, NaN is larger and smaller than everything, an empty list of dims means all. */
 #include "fold.h"
 #include "moments.h"
 #include "pointwise.h"
 #include "sbp_rule.h"
 
-/* -- Shapes ------------------------------------------------------------------------------------------------------------------ */
+/* -- Shapes ------------------------------------------------------------------------------------ */
 
 static uint32_t dims_mask(const IntList *dims) {
   uint32_t mask = 0;
@@ -33,7 +34,8 @@ static int want_elements(Infer *I, const IntList *dims) {
   const Meta *x = I->in[0];
   for (int i = 0; i < dims->n; i++)
     if (x->shape[dims->v[i]] == 0)
-      return infer_error(I, "x of shape %s has no elements along dim %lld; there must be at least one",
+      return infer_error(I,
+                         "x of shape %s has no elements along dim %lld; there must be at least one",
                          shape_text(x->ndim, x->shape, shape), (long long)dims->v[i]);
   return 0;
 }
@@ -53,7 +55,8 @@ static PointwiseClass reduced_class(DType x, DType y) {
   return dtype_is_float(y) ? PW_F64 : PW_I64;
 }
 
-static void reduce_init(FoldJob *j, const Fold *fold, const OpCall *c, const IntList *dims, bool keepdim) {
+static void reduce_init(FoldJob *j, const Fold *fold, const OpCall *c, const IntList *dims,
+                        bool keepdim) {
   int64_t step[MF_MAX_DIMS];
   const View *x = &c->in[0], *y = &c->out[0];
   uint32_t mask = dims_mask(dims);
@@ -74,7 +77,7 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
   return 0;
 }
 
-/* -- Folds by one expression ---------------------------------------------------------------------------------------------------- */
+/* -- Folds by one expression ------------------------------------------------------------------- */
 
 /* Joins: a is what there is, b the next. */
 #define JOIN_SUM(a, b) ((a) + (b))
@@ -85,85 +88,90 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
 #define JOIN_MIN(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
 
 /* Elements e of type T become MAP(e); lanes of a group are joined in type G, and groups in A. */
-#define FOLD_ONE(name, C, T, G, A, field, zero, MAP, JOIN)                                                                       \
-  enum { name##_lanes_##C = FOLD_LANE_BYTES / sizeof(G) };                                                                       \
-  static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done, Word *acc) {                             \
-    enum { LANES = name##_lanes_##C };                                                                                           \
-    const T *x = x_;                                                                                                             \
-    A total = acc->field;                                                                                                        \
-    int64_t i = 0;                                                                                                               \
-    (void)done, (void)args;                                                                                                      \
-    if (n >= LANES) {                                                                                                            \
-      G lane[LANES];                                                                                                             \
-      for (int l = 0; l < LANES; l++) lane[l] = (G)(zero);                                                                       \
-      for (; i + LANES <= n; i += LANES)                                                                                         \
-        for (int l = 0; l < LANES; l++) {                                                                                        \
-          G e = (G)MAP(x[i + l]);                                                                                                \
-          lane[l] = JOIN(lane[l], e);                                                                                            \
-        }                                                                                                                        \
-      for (int half = LANES / 2; half >= 8; half /= 2)                                                                           \
-        for (int l = 0; l < half; l++) lane[l] = JOIN(lane[l], lane[l + half]);                                                  \
-      for (int l = 0; l < 8; l++) total = JOIN(total, (A)lane[l]);                                                               \
-    }                                                                                                                            \
-    for (; i < n; i++) {                                                                                                         \
-      A e = (A)MAP(x[i]);                                                                                                        \
-      total = JOIN(total, e);                                                                                                    \
-    }                                                                                                                            \
-    acc->field = total;                                                                                                          \
-  }                                                                                                                              \
-  static inline void name##_tile_##C(int64_t rows, int64_t n, const T *restrict x, int64_t step, const void *args, Word *acc) {  \
-    G lane[name##_lanes_##C];                                                                                                    \
-    (void)args;                                                                                                                  \
-    for (int64_t l = 0; l < n; l++) lane[l] = (G)(zero);                                                                         \
-    for (int64_t r = 0; r < rows; r++)                                                                                           \
-      for (int64_t l = 0; l < n; l++) {                                                                                          \
-        G e = (G)MAP(x[r * step + l]);                                                                                           \
-        lane[l] = JOIN(lane[l], e);                                                                                              \
-      }                                                                                                                          \
-    for (int64_t l = 0; l < n; l++) acc[l].field = JOIN(acc[l].field, (A)lane[l]);                                               \
-  }                                                                                                                              \
-  static void name##_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, const void *args, int64_t done,          \
-                                 Word *acc, int64_t plane) {                                                                     \
-    enum { LANES = name##_lanes_##C };                                                                                           \
-    (void)done, (void)plane;                                                                                                     \
-    for (int64_t r = 0; r < rows; r += FOLD_TALL) {                                                                              \
-      const T *x = (const T *)x_ + r * step;                                                                                     \
-      int64_t m = rows - r < FOLD_TALL ? rows - r : FOLD_TALL, i = 0;                                                            \
-      for (; i + LANES <= n; i += LANES) name##_tile_##C(m, LANES, x + i, step, args, acc + i);                                  \
-      if (i < n) name##_tile_##C(m, n - i, x + i, step, args, acc + i);                                                          \
-    }                                                                                                                            \
-  }                                                                                                                              \
-  static void name##_join_##C(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {      \
-    (void)to_count, (void)from_count, (void)plane;                                                                               \
-    for (int64_t i = 0; i < n; i++) to[i].field = JOIN(to[i].field, from[i].field);                                              \
+#define FOLD_ONE(name, C, T, G, A, field, zero, MAP, JOIN)                                       \
+  enum { name##_lanes_##C = FOLD_LANE_BYTES / sizeof(G) };                                       \
+  static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done,          \
+                             Word *acc) {                                                        \
+    enum { LANES = name##_lanes_##C };                                                           \
+    const T *x = x_;                                                                             \
+    A total = acc->field;                                                                        \
+    int64_t i = 0;                                                                               \
+    (void)done, (void)args;                                                                      \
+    if (n >= LANES) {                                                                            \
+      G lane[LANES];                                                                             \
+      for (int l = 0; l < LANES; l++) lane[l] = (G)(zero);                                       \
+      for (; i + LANES <= n; i += LANES)                                                         \
+        for (int l = 0; l < LANES; l++) {                                                        \
+          G e = (G)MAP(x[i + l]);                                                                \
+          lane[l] = JOIN(lane[l], e);                                                            \
+        }                                                                                        \
+      for (int half = LANES / 2; half >= 8; half /= 2)                                           \
+        for (int l = 0; l < half; l++) lane[l] = JOIN(lane[l], lane[l + half]);                  \
+      for (int l = 0; l < 8; l++) total = JOIN(total, (A)lane[l]);                               \
+    }                                                                                            \
+    for (; i < n; i++) {                                                                         \
+      A e = (A)MAP(x[i]);                                                                        \
+      total = JOIN(total, e);                                                                    \
+    }                                                                                            \
+    acc->field = total;                                                                          \
+  }                                                                                              \
+  static inline void name##_tile_##C(int64_t rows, int64_t n, const T *restrict x, int64_t step, \
+                                     const void *args, Word *acc) {                              \
+    G lane[name##_lanes_##C];                                                                    \
+    (void)args;                                                                                  \
+    for (int64_t l = 0; l < n; l++) lane[l] = (G)(zero);                                         \
+    for (int64_t r = 0; r < rows; r++)                                                           \
+      for (int64_t l = 0; l < n; l++) {                                                          \
+        G e = (G)MAP(x[r * step + l]);                                                           \
+        lane[l] = JOIN(lane[l], e);                                                              \
+      }                                                                                          \
+    for (int64_t l = 0; l < n; l++) acc[l].field = JOIN(acc[l].field, (A)lane[l]);               \
+  }                                                                                              \
+  static void name##_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step,          \
+                                 const void *args, int64_t done, Word *acc, int64_t plane) {     \
+    enum { LANES = name##_lanes_##C };                                                           \
+    (void)done, (void)plane;                                                                     \
+    for (int64_t r = 0; r < rows; r += FOLD_TALL) {                                              \
+      const T *x = (const T *)x_ + r * step;                                                     \
+      int64_t m = rows - r < FOLD_TALL ? rows - r : FOLD_TALL, i = 0;                            \
+      for (; i + LANES <= n; i += LANES) name##_tile_##C(m, LANES, x + i, step, args, acc + i);  \
+      if (i < n) name##_tile_##C(m, n - i, x + i, step, args, acc + i);                          \
+    }                                                                                            \
+  }                                                                                              \
+  static void name##_join_##C(int64_t n, Word *to, int64_t to_count, const Word *from,           \
+                              int64_t from_count, int64_t plane) {                               \
+    (void)to_count, (void)from_count, (void)plane;                                               \
+    for (int64_t i = 0; i < n; i++) to[i].field = JOIN(to[i].field, from[i].field);              \
   }
-#define FOLD_FLOATS(name, G, zero, MAP, JOIN)                                                                                    \
-  FOLD_ONE(name, f32, float, G, double, f, zero, MAP, JOIN)                                                                      \
+#define FOLD_FLOATS(name, G, zero, MAP, JOIN)               \
+  FOLD_ONE(name, f32, float, G, double, f, zero, MAP, JOIN) \
   FOLD_ONE(name, f64, double, double, double, f, zero, MAP, JOIN)
-#define FOLD_ALL(name, G, zero, int_zero, MAP, JOIN, JOIN_INT)                                                                   \
-  FOLD_FLOATS(name, G, zero, MAP, JOIN)                                                                                          \
+#define FOLD_ALL(name, G, zero, int_zero, MAP, JOIN, JOIN_INT) \
+  FOLD_FLOATS(name, G, zero, MAP, JOIN)                        \
   FOLD_ONE(name, i64, int64_t, int64_t, int64_t, i, int_zero, MAP, JOIN_INT)
-#define FOLD_TABLES(name)                                                                                                        \
-  .row = {name##_row_f32, name##_row_f64, name##_row_i64}, .columns = {name##_columns_f32, name##_columns_f64, name##_columns_i64}, \
+#define FOLD_TABLES(name)                                                  \
+  .row = {name##_row_f32, name##_row_f64, name##_row_i64},                 \
+  .columns = {name##_columns_f32, name##_columns_f64, name##_columns_i64}, \
   .join = {name##_join_f32, name##_join_f64, name##_join_i64}
-#define FOLD_TABLES_FLOAT(name)                                                                                                  \
-  .row = {name##_row_f32, name##_row_f64}, .columns = {name##_columns_f32, name##_columns_f64}, .join = {name##_join_f32, name##_join_f64}
+#define FOLD_TABLES_FLOAT(name)                                                                 \
+  .row = {name##_row_f32, name##_row_f64}, .columns = {name##_columns_f32, name##_columns_f64}, \
+  .join = {name##_join_f32, name##_join_f64}
 
 #define MAP_SELF(e) (e)
 #define MAP_TRUE(e) ((e) != 0)
 
 /* A reduction with the arguments (x, dim, keepdim). */
-#define REDUCTION(name, fold)                                                                                                    \
-  static size_t name##_scratch(const OpCall *c) {                                                                                \
-    const struct name##_args *a = c->args;                                                                                       \
-    return reduce_scratch(fold, c, &a->dim, a->keepdim);                                                                         \
-  }                                                                                                                              \
-  static int name##_cpu(const OpCall *c) {                                                                                       \
-    const struct name##_args *a = c->args;                                                                                       \
-    return reduce_cpu(fold, c, &a->dim, a->keepdim);                                                                             \
+#define REDUCTION(name, fold)                            \
+  static size_t name##_scratch(const OpCall *c) {        \
+    const struct name##_args *a = c->args;               \
+    return reduce_scratch(fold, c, &a->dim, a->keepdim); \
+  }                                                      \
+  static int name##_cpu(const OpCall *c) {               \
+    const struct name##_args *a = c->args;               \
+    return reduce_cpu(fold, c, &a->dim, a->keepdim);     \
   }
 
-/* -- sum, mean, prod ------------------------------------------------------------------------------------------------------------ */
+/* -- sum, mean, prod --------------------------------------------------------------------------- */
 
 FOLD_ALL(sum, float, 0, 0, MAP_SELF, JOIN_SUM, JOIN_SUM_INT)
 static const Fold sum_fold = {.words = 1, FOLD_TABLES(sum)};
@@ -180,9 +188,9 @@ static int sum_infer(Infer *I) {
 }
 
 /* The sum over dims, all when none is given; whole numbers and bool are summed as int64. */
-OP(sum, .signature = "sum(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_reduce_sum, .linear = "x",
-   .infer = sum_infer, .cpu = sum_cpu,
+OP(sum,
+   .signature = "sum(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_reduce_sum, .linear = "x", .infer = sum_infer, .cpu = sum_cpu,
    .scratch = sum_scratch)
 
 static void mean_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
@@ -195,14 +203,16 @@ REDUCTION(mean, &mean_fold)
 static int mean_infer(Infer *I) {
   struct mean_args *a = I->args;
   DType t = a->dtype != DTYPE_NONE ? (DType)a->dtype : (DType)I->in[0]->dtype;
-  if (!dtype_is_float(t)) return infer_error(I, "x is %s, whose mean is no whole number; give {dtype = mf.float32}", dtype_name(t));
+  if (!dtype_is_float(t))
+    return infer_error(I, "x is %s, whose mean is no whole number; give {dtype = mf.float32}",
+                       dtype_name(t));
   return reduced_infer(I, &a->dim, a->keepdim, t);
 }
 
 /* The mean over dims, all when none is given. */
-OP(mean, .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_reduce, .linear = "x",
-   .infer = mean_infer, .cpu = mean_cpu,
+OP(mean,
+   .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_reduce, .linear = "x", .infer = mean_infer, .cpu = mean_cpu,
    .scratch = mean_scratch)
 
 FOLD_ALL(prod, double, 1, 1, MAP_SELF, JOIN_PROD, JOIN_PROD_INT)
@@ -215,17 +225,18 @@ static int prod_infer(Infer *I) {
 }
 
 /* The product over dims, all when none is given; that of whole numbers and bool is int64. */
-OP(prod, .signature = "prod(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_reduce,
-   .infer = prod_infer, .cpu = prod_cpu,
-   .scratch = prod_scratch)
+OP(prod,
+   .signature = "prod(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
+   .sbp_rule = sbp_reduce, .infer = prod_infer, .cpu = prod_cpu, .scratch = prod_scratch)
 
-/* -- Extremes and tests ---------------------------------------------------------------------------------------------------------- */
+/* -- Extremes and tests ------------------------------------------------------------------------ */
 
 FOLD_ALL(amax, float, -INFINITY, INT64_MIN, MAP_SELF, JOIN_MAX, JOIN_MAX)
 FOLD_ALL(amin, float, INFINITY, INT64_MAX, MAP_SELF, JOIN_MIN, JOIN_MIN)
-static const Fold amax_fold = {.words = 1, .start = {-INFINITY}, .start_int = INT64_MIN, FOLD_TABLES(amax)};
-static const Fold amin_fold = {.words = 1, .start = {INFINITY}, .start_int = INT64_MAX, FOLD_TABLES(amin)};
+static const Fold amax_fold = {
+    .words = 1, .start = {-INFINITY}, .start_int = INT64_MIN, FOLD_TABLES(amax)};
+static const Fold amin_fold = {
+    .words = 1, .start = {INFINITY}, .start_int = INT64_MAX, FOLD_TABLES(amin)};
 REDUCTION(amax, &amax_fold)
 REDUCTION(amin, &amin_fold)
 
@@ -241,14 +252,14 @@ static int amin_infer(Infer *I) {
   return rc ? rc : want_elements(I, &a->dim);
 }
 
-/* The largest element over dims, all when none is given; NaN where there is one. The gradient is shared by equal ones. */
+/* The largest element over dims, all when none is given; NaN where there is one. The gradient is
+ * shared by equal ones. */
 OP(amax, .signature = "amax(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce_max,
-   .infer = amax_infer, .cpu = amax_cpu, .scratch = amax_scratch)
-/* The smallest element over dims, all when none is given; NaN where there is one. The gradient is shared by equal ones. */
+   .sbp_rule = sbp_reduce_max, .infer = amax_infer, .cpu = amax_cpu, .scratch = amax_scratch)
+/* The smallest element over dims, all when none is given; NaN where there is one. The gradient is
+ * shared by equal ones. */
 OP(amin, .signature = "amin(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce_min,
-   .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
+   .sbp_rule = sbp_reduce_min, .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
 
 FOLD_ALL(any, float, 0, 0, MAP_TRUE, JOIN_MAX, JOIN_MAX)
 FOLD_ALL(all, float, 1, 1, MAP_TRUE, JOIN_MIN, JOIN_MIN)
@@ -258,48 +269,48 @@ static const Fold all_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TAB
 static const Fold count_nonzero_fold = {.words = 1, FOLD_TABLES(count_nonzero)};
 
 /* These read the class of x, whatever the result is. */
-#define TEST(name, result)                                                                                                       \
-  static void name##_init(FoldJob *j, const OpCall *c) {                                                                         \
-    const struct name##_args *a = c->args;                                                                                       \
-    int64_t step[MF_MAX_DIMS];                                                                                                   \
-    kept_steps(&c->in[0], &c->out[0], dims_mask(&a->dim), a->keepdim, step);                                                     \
-    fold_init(j, &name##_fold, block_class((DType)c->in[0].dtype), &c->in[0], dims_mask(&a->dim), step);                         \
-  }                                                                                                                              \
-  static size_t name##_scratch(const OpCall *c) {                                                                                \
-    FoldJob j;                                                                                                                   \
-    name##_init(&j, c);                                                                                                          \
-    return fold_scratch(&j);                                                                                                     \
-  }                                                                                                                              \
-  static int name##_cpu(const OpCall *c) {                                                                                       \
-    FoldJob j;                                                                                                                   \
-    name##_init(&j, c);                                                                                                          \
-    fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);                                                                \
-    return 0;                                                                                                                    \
-  }                                                                                                                              \
-  static int name##_infer(Infer *I) {                                                                                            \
-    struct name##_args *a = I->args;                                                                                             \
-    return reduced_infer(I, &a->dim, a->keepdim, result);                                                                        \
+#define TEST(name, result)                                                                        \
+  static void name##_init(FoldJob *j, const OpCall *c) {                                          \
+    const struct name##_args *a = c->args;                                                        \
+    int64_t step[MF_MAX_DIMS];                                                                    \
+    kept_steps(&c->in[0], &c->out[0], dims_mask(&a->dim), a->keepdim, step);                      \
+    fold_init(j, &name##_fold, block_class((DType)c->in[0].dtype), &c->in[0], dims_mask(&a->dim), \
+              step);                                                                              \
+  }                                                                                               \
+  static size_t name##_scratch(const OpCall *c) {                                                 \
+    FoldJob j;                                                                                    \
+    name##_init(&j, c);                                                                           \
+    return fold_scratch(&j);                                                                      \
+  }                                                                                               \
+  static int name##_cpu(const OpCall *c) {                                                        \
+    FoldJob j;                                                                                    \
+    name##_init(&j, c);                                                                           \
+    fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);                                 \
+    return 0;                                                                                     \
+  }                                                                                               \
+  static int name##_infer(Infer *I) {                                                             \
+    struct name##_args *a = I->args;                                                              \
+    return reduced_infer(I, &a->dim, a->keepdim, result);                                         \
   }
 TEST(any, BOOL)
 TEST(all, BOOL)
 TEST(count_nonzero, I64)
 
 /* Whether any element over dims is not zero. */
-OP(any, .signature = "any(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
-   .sbp_rule = sbp_reduce_max,
-   .infer = any_infer, .cpu = any_cpu,
+OP(any, .signature = "any(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
+   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_max, .infer = any_infer, .cpu = any_cpu,
    .scratch = any_scratch)
 /* Whether all elements over dims are not zero. */
-OP(all, .signature = "all(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
-   .sbp_rule = sbp_reduce_min,
-   .infer = all_infer, .cpu = all_cpu,
+OP(all, .signature = "all(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
+   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_min, .infer = all_infer, .cpu = all_cpu,
    .scratch = all_scratch)
 /* How many elements over dims are not zero. */
-OP(count_nonzero, .signature = "count_nonzero(Tensor x, int[] dim=[], *, bool keepdim=False) -> Tensor", .flags = OP_NO_GRAD,
-   .sbp_rule = sbp_reduce_sum,
-   .infer = count_nonzero_infer, .cpu = count_nonzero_cpu, .scratch = count_nonzero_scratch)
+OP(count_nonzero,
+   .signature = "count_nonzero(Tensor x, int[] dim=[], *, bool keepdim=False) -> Tensor",
+   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_sum, .infer = count_nonzero_infer,
+   .cpu = count_nonzero_cpu, .scratch = count_nonzero_scratch)
 
-/* -- norm ------------------------------------------------------------------------------------------------------------------------ */
+/* -- norm -------------------------------------------------------------------------------------- */
 
 #define MAP_ABS(e) fabs(e)
 #define MAP_SQUARE(e) ((e) * (e))
@@ -317,17 +328,22 @@ static void norm_finish(int64_t n, Word *acc, int64_t plane, int64_t count, cons
   for (int64_t i = 0; i < n; i++) acc[i].f = p == 2 ? sqrt(acc[i].f) : pow(acc[i].f, 1 / p);
 }
 static const Fold norm_folds[] = {
-  {.words = 1, FOLD_TABLES_FLOAT(norm_sum)},
-  {.words = 1, FOLD_TABLES_FLOAT(norm_square), .finish = norm_finish},
-  {.words = 1, FOLD_TABLES_FLOAT(norm_power), .finish = norm_finish},
-  {.words = 1, FOLD_TABLES_FLOAT(norm_max)},
-  {.words = 1, .start = {INFINITY}, FOLD_TABLES_FLOAT(norm_min)},
-  {.words = 1, FOLD_TABLES_FLOAT(norm_count)},
+    {.words = 1, FOLD_TABLES_FLOAT(norm_sum)},
+    {.words = 1, FOLD_TABLES_FLOAT(norm_square), .finish = norm_finish},
+    {.words = 1, FOLD_TABLES_FLOAT(norm_power), .finish = norm_finish},
+    {.words = 1, FOLD_TABLES_FLOAT(norm_max)},
+    {.words = 1, .start = {INFINITY}, FOLD_TABLES_FLOAT(norm_min)},
+    {.words = 1, FOLD_TABLES_FLOAT(norm_count)},
 };
 
 static const Fold *norm_fold(const OpCall *c) {
   double p = ((const struct norm_args *)c->args)->p;
-  return &norm_folds[p == 1 ? 0 : p == 2 ? 1 : p == INFINITY ? 3 : p == -INFINITY ? 4 : p == 0 ? 5 : 2];
+  return &norm_folds[p == 1           ? 0
+                     : p == 2         ? 1
+                     : p == INFINITY  ? 3
+                     : p == -INFINITY ? 4
+                     : p == 0         ? 5
+                                      : 2];
 }
 REDUCTION(norm, norm_fold(c))
 
@@ -339,31 +355,32 @@ static int norm_infer(Infer *I) {
   return rc || a->p != -INFINITY ? rc : want_elements(I, &a->dim);
 }
 
-/* (sum |x|^p)^(1/p) over dims, all when none is given; p = inf is the largest |x|, 0 counts what is not zero. */
+/* (sum |x|^p)^(1/p) over dims, all when none is given; p = inf is the largest |x|, 0 counts what is
+ * not zero. */
 OP(norm, .signature = "norm(Tensor x, float p=2, int[] dim=[], bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce,
-   .infer = norm_infer, .cpu = norm_cpu,
-   .scratch = norm_scratch)
+   .sbp_rule = sbp_reduce, .infer = norm_infer, .cpu = norm_cpu, .scratch = norm_scratch)
 
-/* -- var, std -------------------------------------------------------------------------------------------------------------------- */
+/* -- var, std ---------------------------------------------------------------------------------- */
 
 /* Words: mean, M2. */
-#define FOLD_MOMENTS(C, T)                                                                                                       \
-  static void var_row_##C(int64_t n, const void *x, const void *args, int64_t done, Word *acc) {                                 \
-    (void)args;                                                                                                                  \
-    moments_row_##C(n, x, done, &acc[0].f, &acc[1].f);                                                                           \
-  }                                                                                                                              \
-  static void var_columns_##C(int64_t rows, int64_t n, const void *x, int64_t step, const void *args, int64_t done, Word *acc,   \
-                              int64_t plane) {                                                                                   \
-    (void)args;                                                                                                                  \
-    moments_columns_##C(rows, n, x, step, done, &acc->f, &acc[plane].f);                                                         \
+#define FOLD_MOMENTS(C, T)                                                                       \
+  static void var_row_##C(int64_t n, const void *x, const void *args, int64_t done, Word *acc) { \
+    (void)args;                                                                                  \
+    moments_row_##C(n, x, done, &acc[0].f, &acc[1].f);                                           \
+  }                                                                                              \
+  static void var_columns_##C(int64_t rows, int64_t n, const void *x, int64_t step,              \
+                              const void *args, int64_t done, Word *acc, int64_t plane) {        \
+    (void)args;                                                                                  \
+    moments_columns_##C(rows, n, x, step, done, &acc->f, &acc[plane].f);                         \
   }
 FOLD_MOMENTS(f32, float)
 FOLD_MOMENTS(f64, double)
 
-static void var_join(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {
+static void var_join(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count,
+                     int64_t plane) {
   for (int64_t i = 0; i < n; i++)
-    moments_join(&to[i].f, &to[plane + i].f, (double)to_count, from[i].f, from[plane + i].f, (double)from_count);
+    moments_join(&to[i].f, &to[plane + i].f, (double)to_count, from[i].f, from[plane + i].f,
+                 (double)from_count);
 }
 
 static double var_divisor(int64_t count, bool unbiased, bool has_correction, double correction) {
@@ -383,8 +400,9 @@ static void std_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const
   for (int64_t i = 0; i < n; i++) acc[i].f = sqrt(acc[plane + i].f / divisor);
 }
 
-#define FOLD_TABLES_MOMENTS                                                                                                      \
-  .words = 2, .group = true, .row = {var_row_f32, var_row_f64}, .columns = {var_columns_f32, var_columns_f64}, .join = {var_join, var_join}
+#define FOLD_TABLES_MOMENTS                                     \
+  .words = 2, .group = true, .row = {var_row_f32, var_row_f64}, \
+  .columns = {var_columns_f32, var_columns_f64}, .join = {var_join, var_join}
 static const Fold var_fold = {FOLD_TABLES_MOMENTS, .finish = var_finish};
 static const Fold std_fold = {FOLD_TABLES_MOMENTS, .finish = std_finish};
 REDUCTION(var, &var_fold)
@@ -402,16 +420,21 @@ static int std_infer(Infer *I) {
   return rc ? rc : reduced_infer(I, &a->dim, a->keepdim, (DType)I->in[0]->dtype);
 }
 
-/* The variance over dims, all when none is given, divided by n - 1, or by n where not unbiased, or by n - correction. */
-OP(var, .signature = "var(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? correction=None) -> Tensor",
-   .sbp_rule = sbp_reduce,
-   .infer = var_infer, .cpu = var_cpu, .scratch = var_scratch)
+/* The variance over dims, all when none is given, divided by n - 1, or by n where not unbiased, or
+ * by n - correction. */
+OP(var,
+   .signature =
+       "var(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? "
+       "correction=None) -> Tensor",
+   .sbp_rule = sbp_reduce, .infer = var_infer, .cpu = var_cpu, .scratch = var_scratch)
 /* The standard deviation: the root of var. */
-OP(std, .signature = "std(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? correction=None) -> Tensor",
-   .sbp_rule = sbp_reduce,
-   .infer = std_infer, .cpu = std_cpu, .scratch = std_scratch)
+OP(std,
+   .signature =
+       "std(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? "
+       "correction=None) -> Tensor",
+   .sbp_rule = sbp_reduce, .infer = std_infer, .cpu = std_cpu, .scratch = std_scratch)
 
-/* -- logsumexp ------------------------------------------------------------------------------------------------------------------- */
+/* -- logsumexp --------------------------------------------------------------------------------- */
 
 /* Words: the largest element m (0 where that is infinite), the sum of exp(x - m). */
 static void logsumexp_join_one(double *m, double *s, double other_m, double other_s) {
@@ -421,62 +444,74 @@ static void logsumexp_join_one(double *m, double *s, double other_m, double othe
   *m = most;
 }
 
-#define FOLD_LOGSUMEXP(C, T)                                                                                                     \
-  static void logsumexp_row_##C(int64_t n, const void *x_, const void *args, int64_t done, Word *acc) {                          \
-    const T *x = x_;                                                                                                             \
-    T lane[FOLD_LANES], most = -INFINITY, e[BLOCK];                                                                              \
-    (void)args, (void)done;                                                                                                      \
-    for (int64_t at = 0; at < n; at += BLOCK, x += BLOCK, most = -INFINITY) {                                                    \
-      int64_t m = n - at < BLOCK ? n - at : BLOCK, i = 0;                                                                        \
-      for (int l = 0; l < FOLD_LANES; l++) lane[l] = -INFINITY;                                                                  \
-      for (; i + FOLD_LANES <= m; i += FOLD_LANES)                                                                               \
-        for (int l = 0; l < FOLD_LANES; l++) lane[l] = JOIN_MAX(lane[l], x[i + l]);                                              \
-      for (int l = 0; l < FOLD_LANES; l++) most = JOIN_MAX(most, lane[l]);                                                       \
-      for (; i < m; i++) most = JOIN_MAX(most, x[i]);                                                                            \
-      if (most == -INFINITY) continue;                                                                                           \
-      if (most == INFINITY) most = 0;                                                                                            \
-      for (i = 0; i < m; i++) e[i] = exp(x[i] - most);                                                                           \
-      double sum = 0;                                                                                                            \
-      for (int l = 0; l < FOLD_LANES; l++) lane[l] = 0;                                                                          \
-      for (i = 0; i + FOLD_LANES <= m; i += FOLD_LANES)                                                                          \
-        for (int l = 0; l < FOLD_LANES; l++) lane[l] += e[i + l];                                                                \
-      for (int l = 0; l < FOLD_LANES; l++) sum += (double)lane[l];                                                               \
-      for (; i < m; i++) sum += (double)e[i];                                                                                    \
-      logsumexp_join_one(&acc[0].f, &acc[1].f, (double)most, sum);                                                               \
-    }                                                                                                                            \
-  }                                                                                                                              \
-  static void logsumexp_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, const void *args, int64_t done,       \
-                                    Word *restrict acc, int64_t plane) {                                                         \
-    T most[FOLD_WIDTH], sum[FOLD_WIDTH];                                                                                         \
-    (void)args, (void)done;                                                                                                      \
-    for (int64_t i = 0; i < n; i++) most[i] = -INFINITY, sum[i] = 0;                                                             \
-    for (int64_t r = 0; r < rows; r++) {                                                                                         \
-      const T *x = (const T *)x_ + r * step;                                                                                     \
-      for (int64_t i = 0; i < n; i++) most[i] = JOIN_MAX(most[i], x[i]);                                                         \
-    }                                                                                                                            \
-    for (int64_t i = 0; i < n; i++) most[i] = most[i] == INFINITY || most[i] == -INFINITY ? 0 : most[i];                         \
-    for (int64_t r = 0; r < rows; r++) {                                                                                         \
-      const T *x = (const T *)x_ + r * step;                                                                                     \
-      for (int64_t i = 0; i < n; i++) sum[i] += exp(x[i] - most[i]);                                                             \
-    }                                                                                                                            \
-    for (int64_t i = 0; i < n; i++)                                                                                              \
-      if (sum[i] != 0) logsumexp_join_one(&acc[i].f, &acc[plane + i].f, (double)most[i], (double)sum[i]);                        \
+#define FOLD_LOGSUMEXP(C, T)                                                               \
+  static void logsumexp_row_##C(int64_t n, const void *x_, const void *args, int64_t done, \
+                                Word *acc) {                                               \
+    const T *x = x_;                                                                       \
+    T lane[FOLD_LANES], most = -INFINITY, e[BLOCK];                                        \
+    (void)args, (void)done;                                                                \
+    for (int64_t at = 0; at < n; at += BLOCK, x += BLOCK, most = -INFINITY) {              \
+      int64_t m = n - at < BLOCK ? n - at : BLOCK, i = 0;                                  \
+      for (int l = 0; l < FOLD_LANES; l++) lane[l] = -INFINITY;                            \
+      for (; i + FOLD_LANES <= m; i += FOLD_LANES)                                         \
+        for (int l = 0; l < FOLD_LANES; l++) lane[l] = JOIN_MAX(lane[l], x[i + l]);        \
+      for (int l = 0; l < FOLD_LANES; l++) most = JOIN_MAX(most, lane[l]);                 \
+      for (; i < m; i++) most = JOIN_MAX(most, x[i]);                                      \
+      if (most == -INFINITY) continue;                                                     \
+      if (most == INFINITY) most = 0;                                                      \
+      for (i = 0; i < m; i++) e[i] = exp(x[i] - most);                                     \
+      double sum = 0;                                                                      \
+      for (int l = 0; l < FOLD_LANES; l++) lane[l] = 0;                                    \
+      for (i = 0; i + FOLD_LANES <= m; i += FOLD_LANES)                                    \
+        for (int l = 0; l < FOLD_LANES; l++) lane[l] += e[i + l];                          \
+      for (int l = 0; l < FOLD_LANES; l++) sum += (double)lane[l];                         \
+      for (; i < m; i++) sum += (double)e[i];                                              \
+      logsumexp_join_one(&acc[0].f, &acc[1].f, (double)most, sum);                         \
+    }                                                                                      \
+  }                                                                                        \
+  static void logsumexp_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, \
+                                    const void *args, int64_t done, Word *restrict acc,    \
+                                    int64_t plane) {                                       \
+    T most[FOLD_WIDTH], sum[FOLD_WIDTH];                                                   \
+    (void)args, (void)done;                                                                \
+    for (int64_t i = 0; i < n; i++) most[i] = -INFINITY, sum[i] = 0;                       \
+    for (int64_t r = 0; r < rows; r++) {                                                   \
+      const T *x = (const T *)x_ + r * step;                                               \
+      for (int64_t i = 0; i < n; i++) most[i] = JOIN_MAX(most[i], x[i]);                   \
+    }                                                                                      \
+    for (int64_t i = 0; i < n; i++)                                                        \
+      most[i] = most[i] == INFINITY || most[i] == -INFINITY ? 0 : most[i];                 \
+    for (int64_t r = 0; r < rows; r++) {                                                   \
+      const T *x = (const T *)x_ + r * step;                                               \
+      for (int64_t i = 0; i < n; i++) sum[i] += exp(x[i] - most[i]);                       \
+    }                                                                                      \
+    for (int64_t i = 0; i < n; i++)                                                        \
+      if (sum[i] != 0)                                                                     \
+        logsumexp_join_one(&acc[i].f, &acc[plane + i].f, (double)most[i], (double)sum[i]); \
   }
 FOLD_LOGSUMEXP(f32, float)
 FOLD_LOGSUMEXP(f64, double)
 
-static void logsumexp_join(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count, int64_t plane) {
+static void logsumexp_join(int64_t n, Word *to, int64_t to_count, const Word *from,
+                           int64_t from_count, int64_t plane) {
   (void)to_count, (void)from_count;
-  for (int64_t i = 0; i < n; i++) logsumexp_join_one(&to[i].f, &to[plane + i].f, from[i].f, from[plane + i].f);
+  for (int64_t i = 0; i < n; i++)
+    logsumexp_join_one(&to[i].f, &to[plane + i].f, from[i].f, from[plane + i].f);
 }
 
 static void logsumexp_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
   (void)count, (void)args;
-  for (int64_t i = 0; i < n; i++) acc[i].f = acc[i].f == -INFINITY ? -INFINITY : acc[i].f + log(acc[plane + i].f);
+  for (int64_t i = 0; i < n; i++)
+    acc[i].f = acc[i].f == -INFINITY ? -INFINITY : acc[i].f + log(acc[plane + i].f);
 }
 
-static const Fold logsumexp_fold = {.words = 2, .start = {-INFINITY, 0}, .group = true, .row = {logsumexp_row_f32, logsumexp_row_f64},
-  .columns = {logsumexp_columns_f32, logsumexp_columns_f64}, .join = {logsumexp_join, logsumexp_join}, .finish = logsumexp_finish};
+static const Fold logsumexp_fold = {.words = 2,
+                                    .start = {-INFINITY, 0},
+                                    .group = true,
+                                    .row = {logsumexp_row_f32, logsumexp_row_f64},
+                                    .columns = {logsumexp_columns_f32, logsumexp_columns_f64},
+                                    .join = {logsumexp_join, logsumexp_join},
+                                    .finish = logsumexp_finish};
 REDUCTION(logsumexp, &logsumexp_fold)
 
 static int logsumexp_infer(Infer *I) {
@@ -487,11 +522,10 @@ static int logsumexp_infer(Infer *I) {
 
 /* log(sum exp(x)) over dims, without overflow. */
 OP(logsumexp, .signature = "logsumexp(Tensor x, int[] dim, bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce,
-   .infer = logsumexp_infer, .cpu = logsumexp_cpu,
+   .sbp_rule = sbp_reduce, .infer = logsumexp_infer, .cpu = logsumexp_cpu,
    .scratch = logsumexp_scratch)
 
-/* -- sum_to, spread: the gradient of broadcasting, and of reducing -------------------------------------------------------------- */
+/* -- sum_to, spread: the gradient of broadcasting, and of reducing ----------------------------- */
 
 /* Dims that stay are split, sums over split dims are partial. */
 static int sum_to_sbp(SbpAsk *q) {
@@ -539,8 +573,7 @@ static int sum_to_cpu(const OpCall *c) {
 
 /* x summed over the dims in which `size` is broadcast to x's shape. */
 OP(sum_to, .signature = "sum_to(Tensor x, int[] size) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = sum_to_sbp, .linear = "x",
-   .infer = sum_to_infer, .cpu = sum_to_cpu,
+   .sbp_rule = sum_to_sbp, .linear = "x", .infer = sum_to_infer, .cpu = sum_to_cpu,
    .scratch = sum_to_scratch)
 
 static int spread_infer(Infer *I) {
@@ -548,7 +581,8 @@ static int spread_infer(Infer *I) {
   const Meta *x = I->in[0];
   int ndim = (int)a->size.n, rc = infer_dims(I, "dim", &a->dim, ndim, false);
   uint32_t mask = dims_mask(&a->dim);
-  if (!rc && x->ndim != (a->keepdim ? ndim : ndim - a->dim.n)) rc = infer_error(I, "x has %d dims, which do not fit", x->ndim);
+  if (!rc && x->ndim != (a->keepdim ? ndim : ndim - a->dim.n))
+    rc = infer_error(I, "x has %d dims, which do not fit", x->ndim);
   if (!rc) rc = infer_shape(I, (DType)x->dtype, ndim, a->size.v);
   if (rc) return rc;
   I->last->offset = x->offset;
@@ -560,5 +594,7 @@ static int spread_infer(Infer *I) {
   return 0;
 }
 
-/* x, the result of a reduction over dims, seen with the shape `size` of what was reduced. A view. */
-OP(spread, .signature = "spread(Tensor x, int[] size, int[] dim, bool keepdim) -> Tensor", .flags = OP_HIDDEN | OP_VIEW, .infer = spread_infer)
+/* x, the result of a reduction over dims, seen with the shape `size` of what was reduced. A view.
+ */
+OP(spread, .signature = "spread(Tensor x, int[] size, int[] dim, bool keepdim) -> Tensor",
+   .flags = OP_HIDDEN | OP_VIEW, .infer = spread_infer)

@@ -1,11 +1,14 @@
-/* Rows by index: the common part of index, index_put_, index_select, index_add, embedding and their gradients.
+/* Rows by index: the common part of index, index_put_, index_select, index_add, embedding and their
+ * gradients.
  *
- * Some dims of a tensor are indexed by whole numbers, given as one or several index tensors that broadcast to n places; the other dims make up a
- * row. A Rows holds the offset of each of the n rows in the indexed tensor, and how a row lies there and on the dense side, where rows stand
- * side by side. Offsets are computed and checked before anything is written.
+ * Some dims of a tensor are indexed by whole numbers, given as one or several index tensors that
+ * broadcast to n places; the other dims make up a row. A Rows holds the offset of each of the n
+ * rows in the indexed tensor, and how a row lies there and on the dense side, where rows stand side
+ * by side. Offsets are computed and checked before anything is written.
  *
- * Writing is deterministic for any number of threads, also where indices repeat: a place of the indexed tensor is written by one thread, in the
- * order of the indices. Long rows are cut across, each thread taking its columns of every row; short ones are dealt out by their offset. */
+ * Writing is deterministic for any number of threads, also where indices repeat: a place of the
+ * indexed tensor is written by one thread, in the order of the indices. Long rows are cut across,
+ * each thread taking its columns of every row; short ones are dealt out by their offset. */
 #ifndef MF_ROWS_H
 #define MF_ROWS_H
 #include <stdatomic.h>
@@ -17,17 +20,17 @@ enum { ROWS_GRAIN = 1 << 14, ROWS_WIDE = 1024 };
 
 typedef struct Rows {
   int64_t n, *offset;
-  int ndim;                                        /* dims of a row but for its innermost run */
+  int ndim; /* dims of a row but for its innermost run */
   int64_t shape[MF_MAX_DIMS], step[MF_MAX_DIMS], dense_step[MF_MAX_DIMS];
-  int64_t outer;                                   /* product of shape */
-  int64_t run;                                     /* elements that lie side by side on both sides */
-  int64_t dense_n;                                 /* from a row to the next on the dense side */
+  int64_t outer;   /* product of shape */
+  int64_t run;     /* elements that lie side by side on both sides */
+  int64_t dense_n; /* from a row to the next on the dense side */
   char *data, *dense;
   size_t size;
   DType dtype;
 } Rows;
 
-/* -- Offsets -------------------------------------------------------------------------------------------------------------------- */
+/* -- Offsets ----------------------------------------------------------------------------------- */
 
 typedef struct RowsIndex {
   Walk walk;
@@ -49,20 +52,23 @@ static void rows_offsets(int64_t begin, int64_t end, void *arg) {
       int64_t k = 0;
       while (ids[k] >= low && ids[k] < x->limit) k++;
       long long was = atomic_load(&x->bad);
-      while (i + k < was && !atomic_compare_exchange_weak(&x->bad, &was, i + k)) {}
+      while (i + k < was && !atomic_compare_exchange_weak(&x->bad, &was, i + k)) {
+      }
       return;
     }
     int64_t *offset = x->offset + i;
     if (x->first)
-      for (int64_t k = 0; k < n; k++) offset[k] = (ids[k] + (ids[k] < 0 ? x->limit : 0)) * x->stride;
+      for (int64_t k = 0; k < n; k++)
+        offset[k] = (ids[k] + (ids[k] < 0 ? x->limit : 0)) * x->stride;
     else
-      for (int64_t k = 0; k < n; k++) offset[k] += (ids[k] + (ids[k] < 0 ? x->limit : 0)) * x->stride;
+      for (int64_t k = 0; k < n; k++)
+        offset[k] += (ids[k] + (ids[k] < 0 ? x->limit : 0)) * x->stride;
   }
 }
 
 /* "embedding: ids holds 7 at (1, 2); legal are 0 to 4" */
-static int rows_out_of_range(const char *op, const char *name, const View *shape, const Walk *w, BlockConvert *load, int64_t place, int64_t limit,
-                             bool negative) {
+static int rows_out_of_range(const char *op, const char *name, const View *shape, const Walk *w,
+                             BlockConvert *load, int64_t place, int64_t limit, bool negative) {
   int64_t value, at[MF_MAX_DIMS], rest = place;
   char text[SHAPE_TEXT_MAX];
   walk_rows(w, 1, place, 1, load, &value, 8, false);
@@ -70,20 +76,30 @@ static int rows_out_of_range(const char *op, const char *name, const View *shape
     at[d] = rest % shape->shape[d];
     rest /= shape->shape[d];
   }
-  if (limit == 0) return err_set(MF_EINVAL, "%s: %s holds %lld, but the dim has size 0", op, name, (long long)value);
-  return err_set(MF_EINVAL, "%s: %s holds %lld at position %s; legal are %lld to %lld", op, name, (long long)value,
-                 shape_text(shape->ndim, at, text), (long long)(negative ? -limit : 0), (long long)(limit - 1));
+  if (limit == 0)
+    return err_set(MF_EINVAL, "%s: %s holds %lld, but the dim has size 0", op, name,
+                   (long long)value);
+  return err_set(MF_EINVAL, "%s: %s holds %lld at position %s; legal are %lld to %lld", op, name,
+                 (long long)value, shape_text(shape->ndim, at, text),
+                 (long long)(negative ? -limit : 0), (long long)(limit - 1));
 }
 
-/* offset[i] (+)= index[i] * stride over the places of `shape` (a view of that shape; its data is not read). */
-static int rows_add_index(const char *op, const char *name, const View *shape, const View *index, int64_t limit, int64_t stride, bool negative,
-                          bool first, int64_t *offset) {
+/* offset[i] (+)= index[i] * stride over the places of `shape` (a view of that shape; its data is
+ * not read). */
+static int rows_add_index(const char *op, const char *name, const View *shape, const View *index,
+                          int64_t limit, int64_t stride, bool negative, bool first,
+                          int64_t *offset) {
   int64_t stride_of[MF_MAX_DIMS], n = view_numel(shape);
   View places = *shape;
   shape_contiguous(shape->ndim, shape->shape, stride_of);
   places.stride = stride_of;
   places.dtype = I64;
-  RowsIndex x = {.load = block_loads[PW_I64][index->dtype], .limit = limit, .stride = stride, .offset = offset, .negative = negative, .first = first};
+  RowsIndex x = {.load = block_loads[PW_I64][index->dtype],
+                 .limit = limit,
+                 .stride = stride,
+                 .offset = offset,
+                 .negative = negative,
+                 .first = first};
   atomic_init(&x.bad, n);
   walk_init(&x.walk, &places, 1, index);
   mf_parallel(n, ROWS_GRAIN, rows_offsets, &x);
@@ -91,10 +107,12 @@ static int rows_add_index(const char *op, const char *name, const View *shape, c
   return bad == n ? 0 : rows_out_of_range(op, name, &places, &x.walk, x.load, bad, limit, negative);
 }
 
-/* -- Layout ------------------------------------------------------------------------------------------------------------------------ */
+/* -- Layout ------------------------------------------------------------------------------------ */
 
-/* The dims of x that are not in `indexed` (bits), and those of the dense side but for [at, at + places), in the same order; runs merged. */
-static void rows_layout(Rows *r, const View *x, uint32_t indexed, const View *dense, int at, int places) {
+/* The dims of x that are not in `indexed` (bits), and those of the dense side but for [at, at +
+ * places), in the same order; runs merged. */
+static void rows_layout(Rows *r, const View *x, uint32_t indexed, const View *dense, int at,
+                        int places) {
   r->data = x->data;
   r->dense = dense->data;
   r->dtype = (DType)x->dtype;
@@ -130,38 +148,45 @@ static void rows_seek(const Rows *r, int64_t place, int64_t *offset, int64_t *de
   }
 }
 
-/* -- Moving -------------------------------------------------------------------------------------------------------------------------- */
+/* -- Moving ------------------------------------------------------------------------------------ */
 
-#define ROWS_BYTES(T)                                                                                                    \
-  static void rows_take_##T(int64_t n, const int64_t *offset, int64_t run, void *x_, void *dense_, int64_t dense_n) {    \
-    const T *x = x_;                                                                                                     \
-    T *dense = dense_;                                                                                                   \
-    if (run == 1) {                                                                                                      \
-      for (int64_t b = 0; b < n; b++) dense[b * dense_n] = x[offset[b]];                                                 \
-      return;                                                                                                            \
-    }                                                                                                                    \
-    for (int64_t b = 0; b < n; b++) {                                                                                    \
-      if (b + ROWS_AHEAD < n) __builtin_prefetch(x + offset[b + ROWS_AHEAD]);                                            \
-      memcpy(dense + b * dense_n, x + offset[b], (size_t)run * sizeof(T));                                               \
-    }                                                                                                                    \
-  }                                                                                                                      \
-  static void rows_set_##T(int64_t n, const int64_t *offset, int64_t run, void *x_, void *dense_, int64_t dense_n) {     \
-    T *x = x_;                                                                                                           \
-    const T *dense = dense_;                                                                                             \
-    for (int64_t b = 0; b < n; b++) {                                                                                    \
-      if (run == 1) x[offset[b]] = dense[b * dense_n];                                                                   \
-      else memcpy(x + offset[b], dense + b * dense_n, (size_t)run * sizeof(T));                                          \
-    }                                                                                                                    \
+#define ROWS_BYTES(T)                                                                              \
+  static void rows_take_##T(int64_t n, const int64_t *offset, int64_t run, void *x_, void *dense_, \
+                            int64_t dense_n) {                                                     \
+    const T *x = x_;                                                                               \
+    T *dense = dense_;                                                                             \
+    if (run == 1) {                                                                                \
+      for (int64_t b = 0; b < n; b++) dense[b * dense_n] = x[offset[b]];                           \
+      return;                                                                                      \
+    }                                                                                              \
+    for (int64_t b = 0; b < n; b++) {                                                              \
+      if (b + ROWS_AHEAD < n) __builtin_prefetch(x + offset[b + ROWS_AHEAD]);                      \
+      memcpy(dense + b * dense_n, x + offset[b], (size_t)run * sizeof(T));                         \
+    }                                                                                              \
+  }                                                                                                \
+  static void rows_set_##T(int64_t n, const int64_t *offset, int64_t run, void *x_, void *dense_,  \
+                           int64_t dense_n) {                                                      \
+    T *x = x_;                                                                                     \
+    const T *dense = dense_;                                                                       \
+    for (int64_t b = 0; b < n; b++) {                                                              \
+      if (run == 1) x[offset[b]] = dense[b * dense_n];                                             \
+      else memcpy(x + offset[b], dense + b * dense_n, (size_t)run * sizeof(T));                    \
+    }                                                                                              \
   }
-ROWS_BYTES(uint8_t) ROWS_BYTES(uint16_t) ROWS_BYTES(uint32_t) ROWS_BYTES(uint64_t)
+ROWS_BYTES(uint8_t)
+ROWS_BYTES(uint16_t)
+ROWS_BYTES(uint32_t)
+ROWS_BYTES(uint64_t)
 
-static RowsMove *const rows_take[] = {rows_take_uint8_t, rows_take_uint16_t, rows_take_uint32_t, rows_take_uint64_t};
-static RowsMove *const rows_set[] __attribute__((unused)) = {rows_set_uint8_t, rows_set_uint16_t, rows_set_uint32_t, rows_set_uint64_t};
+static RowsMove *const rows_take[] = {rows_take_uint8_t, rows_take_uint16_t, rows_take_uint32_t,
+                                      rows_take_uint64_t};
+static RowsMove *const rows_set[] __attribute__((unused)) = {rows_set_uint8_t, rows_set_uint16_t,
+                                                             rows_set_uint32_t, rows_set_uint64_t};
 static int rows_log_size(const Rows *r) {
   return __builtin_ctz((unsigned)r->size);
 }
 
-/* -- dense = x at the offsets ---------------------------------------------------------------------------------------------------------- */
+/* -- dense = x at the offsets ------------------------------------------------------------------ */
 
 static void rows_gather_range(int64_t begin, int64_t end, void *arg) {
   const Rows *r = arg;
@@ -170,7 +195,8 @@ static void rows_gather_range(int64_t begin, int64_t end, void *arg) {
     int64_t place = begin / r->n, b = begin % r->n, n = r->n - b, offset, dense;
     if (n > end - begin) n = end - begin;
     rows_seek(r, place, &offset, &dense);
-    take(n, r->offset + b, r->run, r->data + offset * (int64_t)r->size, r->dense + (dense + b * r->dense_n) * (int64_t)r->size, r->dense_n);
+    take(n, r->offset + b, r->run, r->data + offset * (int64_t)r->size,
+         r->dense + (dense + b * r->dense_n) * (int64_t)r->size, r->dense_n);
     begin += n;
   }
 }
@@ -181,7 +207,7 @@ static void rows_gather(const Rows *r) {
   mf_parallel(r->n * r->outer, grain ? grain : 1, rows_gather_range, (void *)(uintptr_t)r);
 }
 
-/* -- x at the offsets (+)= dense ----------------------------------------------------------------------------------------------------------- */
+/* -- x at the offsets (+)= dense --------------------------------------------------------------- */
 
 typedef struct RowsWrite {
   const Rows *r;
@@ -197,7 +223,8 @@ static void rows_write_columns(int64_t begin, int64_t end, void *arg) {
     int64_t place = begin / r->run, from = begin % r->run, run = r->run - from, offset, dense;
     if (run > end - begin) run = end - begin;
     rows_seek(r, place, &offset, &dense);
-    w->move(r->n, r->offset, run, r->data + (offset + from) * (int64_t)r->size, r->dense + (dense + from) * (int64_t)r->size, r->dense_n);
+    w->move(r->n, r->offset, run, r->data + (offset + from) * (int64_t)r->size,
+            r->dense + (dense + from) * (int64_t)r->size, r->dense_n);
     begin += run;
   }
 }
@@ -217,7 +244,8 @@ static void rows_write_owned(int64_t begin, int64_t end, void *arg) {
     for (int64_t place = 0; place < r->outer; place++) {
       int64_t offset, dense;
       rows_seek(r, place, &offset, &dense);
-      w->move(1, r->offset + b, r->run, r->data + offset * (int64_t)r->size, r->dense + (dense + b * r->dense_n) * (int64_t)r->size, 0);
+      w->move(1, r->offset + b, r->run, r->data + offset * (int64_t)r->size,
+              r->dense + (dense + b * r->dense_n) * (int64_t)r->size, 0);
     }
   }
 }
@@ -227,7 +255,8 @@ static void rows_write(const Rows *r, bool add) {
   int64_t columns = r->outer * r->run, all = columns * r->n, threads = thread_count();
   if (all == 0) return;
   if (all < 2 * ROWS_GRAIN || threads == 1) rows_write_columns(0, columns, &w);
-  else if (columns * (int64_t)r->size >= ROWS_WIDE * threads) mf_parallel(columns, columns / threads, rows_write_columns, &w);
+  else if (columns * (int64_t)r->size >= ROWS_WIDE * threads)
+    mf_parallel(columns, columns / threads, rows_write_columns, &w);
   else {
     w.parts = threads;
     mf_parallel(threads, 1, rows_write_owned, &w);

@@ -1,4 +1,5 @@
-/* Adding rows of any dtype at offsets: the one place that knows how two elements are added. Static, one instruction set each. */
+/* Adding rows of any dtype at offsets: the one place that knows how two elements are added. Static,
+ * one instruction set each. */
 #ifndef MF_ROWS_ADD_H
 #define MF_ROWS_ADD_H
 #include "block.h"
@@ -6,19 +7,21 @@
 enum { ROWS_AHEAD = 8 };
 
 /* n rows' runs of `run` elements; x and dense point at the run's place in row 0. */
-typedef void RowsMove(int64_t n, const int64_t *offset, int64_t run, void *x, void *dense, int64_t dense_n);
+typedef void RowsMove(int64_t n, const int64_t *offset, int64_t run, void *x, void *dense,
+                      int64_t dense_n);
 
-#define ROWS_ADD(name, T, sum)                                                                                           \
-  static void rows_add_##name(int64_t n, const int64_t *offset, int64_t run, void *x_, void *dense_, int64_t dense_n) {  \
-    for (int64_t b = 0; b < n; b++) {                                                                                    \
-      T *restrict x = (T *)x_ + offset[b];                                                                               \
-      const T *restrict dense = (const T *)dense_ + b * dense_n;                                                         \
-      if (b + ROWS_AHEAD < n) __builtin_prefetch((T *)x_ + offset[b + ROWS_AHEAD], 1);                                   \
-      for (int64_t i = 0; i < run; i++) {                                                                                \
-        T a = x[i], v = dense[i];                                                                                        \
-        x[i] = (T)(sum);                                                                                                 \
-      }                                                                                                                  \
-    }                                                                                                                    \
+#define ROWS_ADD(name, T, sum)                                                         \
+  static void rows_add_##name(int64_t n, const int64_t *offset, int64_t run, void *x_, \
+                              void *dense_, int64_t dense_n) {                         \
+    for (int64_t b = 0; b < n; b++) {                                                  \
+      T *restrict x = (T *)x_ + offset[b];                                             \
+      const T *restrict dense = (const T *)dense_ + b * dense_n;                       \
+      if (b + ROWS_AHEAD < n) __builtin_prefetch((T *)x_ + offset[b + ROWS_AHEAD], 1); \
+      for (int64_t i = 0; i < run; i++) {                                              \
+        T a = x[i], v = dense[i];                                                      \
+        x[i] = (T)(sum);                                                               \
+      }                                                                                \
+    }                                                                                  \
   }
 ROWS_ADD(BOOL, uint8_t, a | v)
 ROWS_ADD(U8, uint8_t, a + v)

@@ -1,7 +1,8 @@
 /* SBP signatures; sbp_rule.h says what they are and how ops declare them.
  *
- * The reader of the notation gives every dim of every tensor a label (a letter, or a place counted from the right in "..."). After that
- * a signature is one loop over tensors: split where the label is. All rules only add; sbp_signatures drops what is not legal. */
+ * The reader of the notation gives every dim of every tensor a label (a letter, or a place counted
+ * from the right in "..."). After that a signature is one loop over tensors: split where the label
+ * is. All rules only add; sbp_signatures drops what is not legal. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 enum { LABEL_NONE = -1, LABEL_CAPITAL = 26, LABEL_DOTS = 52, LABELS = LABEL_DOTS + MF_MAX_DIMS };
 
-/* -- Signatures ---------------------------------------------------------------------------------------------------------- */
+/* -- Signatures -------------------------------------------------------------------------------- */
 
 void sbp_free(SbpAsk *q) {
   vec_free(&q->found);
@@ -48,7 +49,8 @@ static bool is_mutated(const SbpAsk *q, int k) {
   return false;
 }
 
-/* Splits only where there is enough to split; a tensor that is written must not stay whole where others are parts. */
+/* Splits only where there is enough to split; a tensor that is written must not stay whole where
+ * others are parts. */
 static bool is_legal(const SbpAsk *q, const Sbp *row) {
   bool whole = true;
   for (int k = 0; k < q->n_in + q->n_out; k++) {
@@ -56,7 +58,8 @@ static bool is_legal(const SbpAsk *q, const Sbp *row) {
     whole = whole && row[k].kind == SBP_B;
     if (row[k].kind == SBP_B) continue;
     if (!m || m->number) return false;
-    if (row[k].kind == SBP_S && (row[k].dim >= m->ndim || m->shape[row[k].dim] < q->parts)) return false;
+    if (row[k].kind == SBP_S && (row[k].dim >= m->ndim || m->shape[row[k].dim] < q->parts))
+      return false;
     if (row[k].kind == SBP_S && m->shape[row[k].dim] < 2) return false;
   }
   for (int k = 0; k < q->n_in && !whole; k++)
@@ -69,7 +72,8 @@ static void drop_illegal(SbpAsk *q) {
   for (size_t i = 0; i < q->found.n; i += width) {
     Sbp *row = q->found.at + i;
     bool keep = is_legal(q, row);
-    for (size_t j = 0; j < kept && keep; j += width) keep = memcmp(q->found.at + j, row, width * sizeof *row) != 0;
+    for (size_t j = 0; j < kept && keep; j += width)
+      keep = memcmp(q->found.at + j, row, width * sizeof *row) != 0;
     if (!keep) continue;
     memmove(q->found.at + kept, row, width * sizeof *row);
     kept += width;
@@ -77,12 +81,12 @@ static void drop_illegal(SbpAsk *q) {
   q->found.n = kept;
 }
 
-/* -- Index notation -------------------------------------------------------------------------------------------------------- */
+/* -- Index notation ---------------------------------------------------------------------------- */
 
 /* One comma-separated list of letters. */
 typedef struct Operand {
   int8_t label[MF_MAX_DIMS];
-  int n, dots; /* dots: how many letters stand before "...", or -1 */
+  int n, dots;       /* dots: how many letters stand before "...", or -1 */
   bool whole, added; /* whole: "...!" */
 } Operand;
 
@@ -116,7 +120,8 @@ static bool label_tensor(const Operand *o, const Meta *m, int8_t *label) {
   if (dots < 0) dots = 0;
   int before = o->dots < 0 ? 0 : o->dots;
   for (int d = 0, i = missing; d < m->ndim; d++) {
-    if (d >= before && d < before + dots) label[d] = (int8_t)(o->whole ? LABEL_NONE : LABEL_DOTS + before + dots - 1 - d);
+    if (d >= before && d < before + dots)
+      label[d] = (int8_t)(o->whole ? LABEL_NONE : LABEL_DOTS + before + dots - 1 - d);
     else label[d] = o->label[i++];
   }
   return true;
@@ -148,7 +153,8 @@ static int label_inputs(SbpAsk *q, const char *text, const char **at, Labels *l,
   return 0;
 }
 
-static int label_outputs(SbpAsk *q, const char *text, const char *at, Labels *l, const Operand *first) {
+static int label_outputs(SbpAsk *q, const char *text, const char *at, Labels *l,
+                         const Operand *first) {
   Operand o = *first;
   bool arrow = !strncmp(at, "->", 2);
   if (!arrow && *at) return does_not_fit(q, text);
@@ -214,20 +220,22 @@ int sbp_notation(SbpAsk *q, const char *text) {
   for (int label = 0; label < LABELS && !rc; label++) {
     int64_t size = size_of_label(q, &l, label);
     if (size < 0) rc = does_not_fit(q, text);
-    else if (size > 1 && (label < LABEL_CAPITAL || label >= LABEL_DOTS)) rc = split_label(q, &l, label);
+    else if (size > 1 && (label < LABEL_CAPITAL || label >= LABEL_DOTS))
+      rc = split_label(q, &l, label);
   }
   mem_free(l.of);
   mem_free(l.added);
   return rc;
 }
 
-/* -- Partial sums ---------------------------------------------------------------------------------------------------------- */
+/* -- Partial sums ------------------------------------------------------------------------------ */
 
 /* The position among the tensor params of the name that begins here. */
 static int position_of(const Op *op, const char *name, size_t length) {
   for (int i = 0, position = 0; i < op->n_params; i++) {
     if (op->params[i].kind != PARAM_TENSOR) continue;
-    if (strlen(op->params[i].name) == length && !memcmp(op->params[i].name, name, length)) return position;
+    if (strlen(op->params[i].name) == length && !memcmp(op->params[i].name, name, length))
+      return position;
     position++;
   }
   return -1;
@@ -241,14 +249,16 @@ static int linear_one(SbpAsk *q, const char *names, const char *stop) {
   for (const char *p = names; p < stop; p++) {
     size_t length = strcspn(p, "+|");
     int position = position_of(q->op, p, length);
-    if (position < 0) return err_set(MF_EINVAL, "%s: linear names '%s', which is no tensor", q->op->name, names);
+    if (position < 0)
+      return err_set(MF_EINVAL, "%s: linear names '%s', which is no tensor", q->op->name, names);
     partial |= 1u << position;
     p += length;
   }
   for (int k = 0; k < q->n_in; k++) {
     int position = op_param_of_input(q->op, q->args, k);
     bool added = q->in[k] && q->added >> position & 1;
-    if (added || partial >> position & 1) row[k].kind = SBP_P; /* absent or a number: dropped as not legal */
+    if (added || partial >> position & 1)
+      row[k].kind = SBP_P; /* absent or a number: dropped as not legal */
   }
   for (int k = 0; k < q->n_out; k++) row[q->n_in + k].kind = SBP_P;
   return 0;
@@ -264,7 +274,7 @@ int sbp_linear(SbpAsk *q, const char *names) {
   return rc;
 }
 
-/* -- Rules that several ops share -------------------------------------------------------------------------------------------- */
+/* -- Rules that several ops share -------------------------------------------------------------- */
 
 static const Param *param_named(const Op *op, const char *name) {
   for (int i = 0; i < op->n_params; i++)
@@ -294,8 +304,8 @@ static uint32_t dims_of(const SbpAsk *q, const char *name, int ndim) {
 }
 
 uint32_t sbp_named_dims(const SbpAsk *q, int ndim) {
-  return dims_of(q, "dim", ndim) | dims_of(q, "dims", ndim) | dims_of(q, "dim0", ndim) | dims_of(q, "dim1", ndim) |
-         dims_of(q, "dim2", ndim);
+  return dims_of(q, "dim", ndim) | dims_of(q, "dims", ndim) | dims_of(q, "dim0", ndim) |
+         dims_of(q, "dim1", ndim) | dims_of(q, "dim2", ndim);
 }
 
 int sbp_all_but_dim(SbpAsk *q) {
@@ -308,7 +318,8 @@ int sbp_all_but_dim(SbpAsk *q) {
     for (int k = 0; k < q->n_in + q->n_out; k++) {
       const Meta *m = tensor_at(q, k);
       bool fits = m && m->ndim == x->ndim && m->shape[d] == x->shape[d];
-      if (m && !fits && !(k < q->n_in && m->ndim == 0)) { /* elements of the others are not at the same place */
+      if (m && !fits &&
+          !(k < q->n_in && m->ndim == 0)) { /* elements of the others are not at the same place */
         q->found.n -= (size_t)(q->n_in + q->n_out);
         break;
       }
@@ -331,7 +342,8 @@ static int reduce(SbpAsk *q, SbpKind partial) {
     Sbp *row = sbp_add(q);
     if (!row) return MF_ENOMEM;
     row[0] = sbp_split(d);
-    for (int k = 0; k < q->n_out; k++) row[q->n_in + k] = reduced ? (Sbp){(uint8_t)partial, 0} : sbp_split(out_dim);
+    for (int k = 0; k < q->n_out; k++)
+      row[q->n_in + k] = reduced ? (Sbp){(uint8_t)partial, 0} : sbp_split(out_dim);
   }
   return 0;
 }
@@ -349,7 +361,7 @@ int sbp_reduce_min(SbpAsk *q) {
   return reduce(q, SBP_PMIN);
 }
 
-/* -- Views -------------------------------------------------------------------------------------------------------------------- */
+/* -- Views ------------------------------------------------------------------------------------- */
 
 /* The view again, of an input that is contiguous, so that strides tell dims apart. */
 typedef struct Probe {
@@ -375,25 +387,28 @@ static int probe_view(const SbpAsk *q, Meta *x, Meta *out) {
   x->offset = 0;
   shape_contiguous(x->ndim, x->shape, x->stride);
   const Meta *in[] = {x};
-  Probe p = {.infer = {.op = q->op, .args = args.bytes, .in = in, .n_in = 1, .add = probe_add}, .out = out, .cap = q->n_out};
+  Probe p = {.infer = {.op = q->op, .args = args.bytes, .in = in, .n_in = 1, .add = probe_add},
+             .out = out,
+             .cap = q->n_out};
   int rc = q->op->spec[0]->infer(&p.infer);
   return rc || p.n == q->n_out ? rc : err_set(MF_EINVAL, "%s: is no view by itself", q->op->name);
 }
 
-/* The dim of y that is cut where dim d of the contiguous x is cut, or -1: the same step and size, or dims that begin a block of the same
- * extent and that both divide. */
+/* The dim of y that is cut where dim d of the contiguous x is cut, or -1: the same step and size,
+ * or dims that begin a block of the same extent and that both divide. */
 static int viewed_dim(const Meta *x, int d, const Meta *y, int parts) {
   int64_t extent = x->shape[d] * x->stride[d];
   for (int k = 0; k < y->ndim; k++) {
     if (y->shape[k] == x->shape[d] && y->stride[k] == x->stride[d]) return k;
-    if (y->shape[k] > 1 && y->stride[k] > 0 && y->shape[k] * y->stride[k] == extent && y->shape[k] % parts == 0 &&
-        x->shape[d] % parts == 0)
+    if (y->shape[k] > 1 && y->stride[k] > 0 && y->shape[k] * y->stride[k] == extent &&
+        y->shape[k] % parts == 0 && x->shape[d] % parts == 0)
       return k;
   }
   return -1;
 }
 
-/* Whether some argument counts along dim d; a list of dims (squeeze) treats parts of size 1 in its own way. */
+/* Whether some argument counts along dim d; a list of dims (squeeze) treats parts of size 1 in its
+ * own way. */
 static bool is_cut(const SbpAsk *q, int d) {
   const Param *p = param_named(q->op, "dim");
   if (!p || !(dims_of(q, "dim", q->in[0]->ndim) >> d & 1)) return false;
@@ -423,7 +438,7 @@ int sbp_view(SbpAsk *q) {
   return rc;
 }
 
-/* -- The answer ---------------------------------------------------------------------------------------------------------------- */
+/* -- The answer -------------------------------------------------------------------------------- */
 
 int sbp_signatures(SbpAsk *q) {
   const OpSpec *s = q->op->spec[0];

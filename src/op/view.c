@@ -1,9 +1,11 @@
-/* Views: other shapes and strides over the memory of the input. No kernels but those of the gradients; what an op here does is its
- * inference.
+/* Views: other shapes and strides over the memory of the input. No kernels but those of the
+ * gradients; what an op here does is its inference.
  *
- * Inference normalises its arguments in place (dims made non-negative, ranges clipped), so that the gradient lines read settled numbers. The
- * gradient of a view is again a view where each element is seen once (permute, reshape, expand), and one pass over memory where the view leaves
- * elements out (slice_backward and its like). Functions that give several views (split, chunk, unbind) have one joined gradient. */
+ * Inference normalises its arguments in place (dims made non-negative, ranges clipped), so that the
+ * gradient lines read settled numbers. The gradient of a view is again a view where each element is
+ * seen once (permute, reshape, expand), and one pass over memory where the view leaves elements out
+ * (slice_backward and its like). Functions that give several views (split, chunk, unbind) have one
+ * joined gradient. */
 #include <string.h>
 
 #include "copy_views.h"
@@ -40,7 +42,7 @@ static int64_t wrap(int64_t i, int64_t n) {
   return i < 0 ? i + n : i;
 }
 
-/* -- Reshaping ----------------------------------------------------------------------------------------------------------------- */
+/* -- Reshaping --------------------------------------------------------------------------------- */
 
 /* Replaces the one -1 in `size` by what is left of n elements. */
 static int settle_size(Infer *I, IntList *size, int64_t n) {
@@ -48,11 +50,15 @@ static int settle_size(Infer *I, IntList *size, int64_t n) {
   const Meta *x = I->in[0];
   int open = -1;
   int64_t known = 1;
-  if (size->n > MF_MAX_DIMS) return infer_error(I, "%d dims, at most %d are possible", (int)size->n, MF_MAX_DIMS);
+  if (size->n > MF_MAX_DIMS)
+    return infer_error(I, "%d dims, at most %d are possible", (int)size->n, MF_MAX_DIMS);
   for (int d = 0; d < size->n; d++) {
-    if (size->v[d] == -1 && open >= 0) return infer_error(I, "only one size can be -1, %s has several", shape_text((int)size->n, size->v, want));
+    if (size->v[d] == -1 && open >= 0)
+      return infer_error(I, "only one size can be -1, %s has several",
+                         shape_text((int)size->n, size->v, want));
     if (size->v[d] == -1) open = d;
-    else if (size->v[d] < 0) return infer_error(I, "size %lld in dim %d is negative", (long long)size->v[d], d);
+    else if (size->v[d] < 0)
+      return infer_error(I, "size %lld in dim %d is negative", (long long)size->v[d], d);
     else if (__builtin_mul_overflow(known, size->v[d], &known)) known = INT64_MAX, d = (int)size->n;
   }
   if (open >= 0 && known > 0 && n % known == 0) {
@@ -60,21 +66,26 @@ static int settle_size(Infer *I, IntList *size, int64_t n) {
     return 0;
   }
   if (open >= 0 && known == 0 && n == 0)
-    return infer_error(I, "-1 in %s could be any size, since there are no elements; write the size", shape_text((int)size->n, size->v, want));
+    return infer_error(I, "-1 in %s could be any size, since there are no elements; write the size",
+                       shape_text((int)size->n, size->v, want));
   if (open < 0 && known == n) return 0;
-  return infer_error(I, "%lld elements of shape %s do not fit shape %s", (long long)n, shape_text(x->ndim, x->shape, have),
-                     shape_text((int)size->n, size->v, want));
+  return infer_error(I, "%lld elements of shape %s do not fit shape %s", (long long)n,
+                     shape_text(x->ndim, x->shape, have), shape_text((int)size->n, size->v, want));
 }
 
-/* The output with this shape of as many elements; `copy` is the answer when the strides do not allow it. */
+/* The output with this shape of as many elements; `copy` is the answer when the strides do not
+ * allow it. */
 static int view_shape(Infer *I, int ndim, const int64_t *shape, int copy) {
   const Meta *x = I->in[0];
   int64_t stride[MF_MAX_DIMS];
   char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
-  if (ndim > MF_MAX_DIMS) return infer_error(I, "%d dims, at most %d are possible", ndim, MF_MAX_DIMS);
+  if (ndim > MF_MAX_DIMS)
+    return infer_error(I, "%d dims, at most %d are possible", ndim, MF_MAX_DIMS);
   if (!shape_view_strides(x->ndim, x->shape, x->stride, ndim, shape, stride)) {
     if (copy) return copy;
-    return infer_error(I, "shape %s with its strides cannot be seen as %s without a copy; use :reshape or :contiguous() first",
+    return infer_error(I,
+                       "shape %s with its strides cannot be seen as %s without a copy; use "
+                       ":reshape or :contiguous() first",
                        shape_text(x->ndim, x->shape, have), shape_text(ndim, shape, want));
   }
   Meta *y = view_add(I);
@@ -90,7 +101,8 @@ static int view_infer(Infer *I) {
   return rc ? rc : view_shape(I, (int)a->size.n, a->size.v, 0);
 }
 
-/* The same memory with another shape; one size may be -1. An error where the strides need a copy. */
+/* The same memory with another shape; one size may be -1. An error where the strides need a copy.
+ */
 OP(view, .signature = "view(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW, .infer = view_infer)
 
 static int reshape_infer(Infer *I) {
@@ -99,8 +111,10 @@ static int reshape_infer(Infer *I) {
   return rc ? rc : view_shape(I, (int)a->size.n, a->size.v, INFER_COPY);
 }
 
-/* Another shape of as many elements; one size may be -1. A view where the strides allow it, else a copy. */
-OP(reshape, .signature = "reshape(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW, .infer = reshape_infer)
+/* Another shape of as many elements; one size may be -1. A view where the strides allow it, else a
+ * copy. */
+OP(reshape, .signature = "reshape(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW,
+   .infer = reshape_infer)
 
 static int flatten_infer(Infer *I) {
   struct flatten_args *a = I->args;
@@ -110,7 +124,8 @@ static int flatten_infer(Infer *I) {
   if (!rc) rc = infer_dim(I, "end_dim", &a->end_dim, x->ndim);
   if (rc) return rc;
   if (a->start_dim > a->end_dim)
-    return infer_error(I, "start_dim %lld comes after end_dim %lld", (long long)a->start_dim, (long long)a->end_dim);
+    return infer_error(I, "start_dim %lld comes after end_dim %lld", (long long)a->start_dim,
+                       (long long)a->end_dim);
   if (x->ndim == 0) shape[n++] = 1;
   for (int d = 0; d < x->ndim; d++) {
     if (d > a->start_dim && d <= a->end_dim) shape[n - 1] *= x->shape[d];
@@ -120,27 +135,31 @@ static int flatten_infer(Infer *I) {
 }
 
 /* The dims start_dim to end_dim as one. */
-OP(flatten, .signature = "flatten(Tensor x, dim start_dim=0, dim end_dim=-1) -> Tensor", .flags = OP_VIEW, .infer = flatten_infer)
+OP(flatten, .signature = "flatten(Tensor x, dim start_dim=0, dim end_dim=-1) -> Tensor",
+   .flags = OP_VIEW, .infer = flatten_infer)
 
 static int unflatten_infer(Infer *I) {
   struct unflatten_args *a = I->args;
   const Meta *x = I->in[0];
   int rc = infer_dim(I, "dim", &a->dim, x->ndim);
   if (rc) return rc;
-  if (x->ndim == 0 || a->sizes.n == 0) return infer_error(I, x->ndim ? "sizes is empty" : "a 0-d tensor has no dim to unflatten");
+  if (x->ndim == 0 || a->sizes.n == 0)
+    return infer_error(I, x->ndim ? "sizes is empty" : "a 0-d tensor has no dim to unflatten");
   rc = settle_size(I, &a->sizes, x->shape[a->dim]);
   if (rc) return rc;
   int n = 0;
   int64_t shape[MF_MAX_DIMS * 3];
   for (int d = 0; d < x->ndim; d++) {
     if (d != a->dim) shape[n++] = x->shape[d];
-    else for (int k = 0; k < a->sizes.n; k++) shape[n++] = a->sizes.v[k];
+    else
+      for (int k = 0; k < a->sizes.n; k++) shape[n++] = a->sizes.v[k];
   }
   return view_shape(I, n, shape, 0);
 }
 
 /* Dim `dim` as several dims of these sizes, one of which may be -1. */
-OP(unflatten, .signature = "unflatten(Tensor x, dim dim, int[] sizes) -> Tensor", .flags = OP_VIEW, .infer = unflatten_infer)
+OP(unflatten, .signature = "unflatten(Tensor x, dim dim, int[] sizes) -> Tensor", .flags = OP_VIEW,
+   .infer = unflatten_infer)
 
 static int squeeze_infer(Infer *I) {
   struct squeeze_args *a = I->args;
@@ -152,19 +171,22 @@ static int squeeze_infer(Infer *I) {
   Meta *y = view_add(I);
   if (!y) return MF_ENOMEM;
   for (int d = 0; d < x->ndim; d++)
-    if (x->shape[d] != 1 || !(among >> d & 1)) view_put_dim(y, y->ndim++, x->shape[d], x->stride[d]);
+    if (x->shape[d] != 1 || !(among >> d & 1))
+      view_put_dim(y, y->ndim++, x->shape[d], x->stride[d]);
   return 0;
 }
 
 /* Without the dims of size 1, all or those given. */
-OP(squeeze, .signature = "squeeze(Tensor x, int[] dim=[]) -> Tensor", .flags = OP_VIEW, .infer = squeeze_infer)
+OP(squeeze, .signature = "squeeze(Tensor x, int[] dim=[]) -> Tensor", .flags = OP_VIEW,
+   .infer = squeeze_infer)
 
 static int unsqueeze_infer(Infer *I) {
   struct unsqueeze_args *a = I->args;
   const Meta *x = I->in[0];
   int rc = infer_dim(I, "dim", &a->dim, x->ndim + 1);
   if (rc) return rc;
-  if (x->ndim == MF_MAX_DIMS) return infer_error(I, "a tensor can have at most %d dims", MF_MAX_DIMS);
+  if (x->ndim == MF_MAX_DIMS)
+    return infer_error(I, "a tensor can have at most %d dims", MF_MAX_DIMS);
   Meta *y = view_add(I);
   if (!y) return MF_ENOMEM;
   for (int d = 0; d <= x->ndim; d++) {
@@ -177,9 +199,10 @@ static int unsqueeze_infer(Infer *I) {
 }
 
 /* With a new dim of size 1 at `dim`; -1 is behind the last. */
-OP(unsqueeze, .signature = "unsqueeze(Tensor x, int dim) -> Tensor", .flags = OP_VIEW, .infer = unsqueeze_infer)
+OP(unsqueeze, .signature = "unsqueeze(Tensor x, int dim) -> Tensor", .flags = OP_VIEW,
+   .infer = unsqueeze_infer)
 
-/* -- Order of dims ---------------------------------------------------------------------------------------------------------------- */
+/* -- Order of dims ----------------------------------------------------------------------------- */
 
 static int view_permuted(Infer *I, const int64_t *dims) {
   const Meta *x = I->in[0];
@@ -194,12 +217,15 @@ static int permute_infer(Infer *I) {
   const Meta *x = I->in[0];
   int rc = infer_dims(I, "dims", &a->dims, x->ndim, false);
   if (rc) return rc;
-  if (a->dims.n != x->ndim) return infer_error(I, "dims has %d entries, x has %d dims; each dim is named once", (int)a->dims.n, x->ndim);
+  if (a->dims.n != x->ndim)
+    return infer_error(I, "dims has %d entries, x has %d dims; each dim is named once",
+                       (int)a->dims.n, x->ndim);
   return view_permuted(I, a->dims.v);
 }
 
 /* The dims in another order: dim d of the result is dim dims[d] of x. */
-OP(permute, .signature = "permute(Tensor x, int[] dims) -> Tensor", .flags = OP_VIEW, .infer = permute_infer)
+OP(permute, .signature = "permute(Tensor x, int[] dims) -> Tensor", .flags = OP_VIEW,
+   .infer = permute_infer)
 
 static int view_swapped(Infer *I, int64_t a, int64_t b) {
   const Meta *x = I->in[0];
@@ -219,11 +245,14 @@ static int transpose_infer(Infer *I) {
 }
 
 /* Two dims exchanged. */
-OP(transpose, .signature = "transpose(Tensor x, dim dim0, dim dim1) -> Tensor", .flags = OP_VIEW, .infer = transpose_infer)
+OP(transpose, .signature = "transpose(Tensor x, dim dim0, dim dim1) -> Tensor", .flags = OP_VIEW,
+   .infer = transpose_infer)
 
 static int t_infer(Infer *I) {
   const Meta *x = I->in[0];
-  if (x->ndim > 2) return infer_error(I, "x has %d dims, at most 2 are possible; use :transpose(dim0, dim1)", x->ndim);
+  if (x->ndim > 2)
+    return infer_error(I, "x has %d dims, at most 2 are possible; use :transpose(dim0, dim1)",
+                       x->ndim);
   return x->ndim == 2 ? view_swapped(I, 0, 1) : view_same(I) ? 0 : MF_ENOMEM;
 }
 
@@ -239,7 +268,8 @@ static int movedim_infer(Infer *I) {
   if (!rc) rc = infer_dims(I, "destination", &a->destination, x->ndim, false);
   if (rc) return rc;
   if (a->source.n != a->destination.n)
-    return infer_error(I, "source has %d entries, destination %d", (int)a->source.n, (int)a->destination.n);
+    return infer_error(I, "source has %d entries, destination %d", (int)a->source.n,
+                       (int)a->destination.n);
   if (x->ndim == 0) return view_same(I) ? 0 : MF_ENOMEM;
   for (int k = 0; k < a->source.n; k++) {
     dims[a->destination.v[k]] = a->source.v[k];
@@ -255,25 +285,31 @@ static int movedim_infer(Infer *I) {
 }
 
 /* Dims moved from the places in source to those in destination; the others keep their order. */
-OP(movedim, .signature = "movedim(Tensor x, int[] source, int[] destination) -> Tensor", .flags = OP_VIEW, .infer = movedim_infer)
+OP(movedim, .signature = "movedim(Tensor x, int[] source, int[] destination) -> Tensor",
+   .flags = OP_VIEW, .infer = movedim_infer)
 
-/* -- Broadcasting ------------------------------------------------------------------------------------------------------------------ */
+/* -- Broadcasting ------------------------------------------------------------------------------ */
 
 static int view_expanded(Infer *I, IntList *size) {
   const Meta *x = I->in[0];
   char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
   int shift = (int)size->n - x->ndim;
-  if (size->n > MF_MAX_DIMS) return infer_error(I, "%d dims, at most %d are possible", (int)size->n, MF_MAX_DIMS);
+  if (size->n > MF_MAX_DIMS)
+    return infer_error(I, "%d dims, at most %d are possible", (int)size->n, MF_MAX_DIMS);
   if (shift < 0)
-    return infer_error(I, "shape %s has fewer dims than x, which is %s", shape_text((int)size->n, size->v, want),
+    return infer_error(I, "shape %s has fewer dims than x, which is %s",
+                       shape_text((int)size->n, size->v, want),
                        shape_text(x->ndim, x->shape, have));
   for (int d = 0; d < size->n; d++) {
     int64_t was = d < shift ? 1 : x->shape[d - shift];
     if (size->v[d] == -1 && d >= shift) size->v[d] = was;
-    if (size->v[d] < 0) return infer_error(I, "size %lld in dim %d is negative", (long long)size->v[d], d);
+    if (size->v[d] < 0)
+      return infer_error(I, "size %lld in dim %d is negative", (long long)size->v[d], d);
     if (was != 1 && was != size->v[d])
-      return infer_error(I, "shape %s does not broadcast to %s; in dim %d size %lld is neither 1 nor %lld", shape_text(x->ndim, x->shape, have),
-                         shape_text((int)size->n, size->v, want), d, (long long)was, (long long)size->v[d]);
+      return infer_error(
+          I, "shape %s does not broadcast to %s; in dim %d size %lld is neither 1 nor %lld",
+          shape_text(x->ndim, x->shape, have), shape_text((int)size->n, size->v, want), d,
+          (long long)was, (long long)size->v[d]);
   }
   int rc = shape_check(I->op->name, (int)size->n, size->v, (DType)x->dtype);
   Meta *y = rc ? NULL : view_add(I);
@@ -288,17 +324,20 @@ static int expand_infer(Infer *I) {
   return view_expanded(I, &((struct expand_args *)I->args)->size);
 }
 
-/* Dims of size 1 seen as larger ones, and new leading dims; -1 keeps a size. All places of an expanded dim are the same memory. */
-OP(expand, .signature = "expand(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW, .infer = expand_infer)
+/* Dims of size 1 seen as larger ones, and new leading dims; -1 keeps a size. All places of an
+ * expanded dim are the same memory. */
+OP(expand, .signature = "expand(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW,
+   .infer = expand_infer)
 
 static int broadcast_to_infer(Infer *I) {
   return view_expanded(I, &((struct broadcast_to_args *)I->args)->size);
 }
 
 /* x broadcast to a shape. */
-OP(broadcast_to, .signature = "broadcast_to(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW, .infer = broadcast_to_infer)
+OP(broadcast_to, .signature = "broadcast_to(Tensor x, int[] size) -> Tensor", .flags = OP_VIEW,
+   .infer = broadcast_to_infer)
 
-/* -- Parts ---------------------------------------------------------------------------------------------------------------------- */
+/* -- Parts ------------------------------------------------------------------------------------- */
 
 static int view_part(Infer *I, int64_t dim, int64_t start, int64_t size, int64_t step) {
   Meta *y = view_same(I);
@@ -320,16 +359,19 @@ static int narrow_infer(Infer *I) {
   if (rc) return rc;
   int64_t n = x->shape[a->dim];
   if (a->start < -n || a->start > n)
-    return infer_error(I, "start %lld is out of range for size %lld; legal are %lld to %lld", (long long)a->start, (long long)n, (long long)-n, (long long)n);
+    return infer_error(I, "start %lld is out of range for size %lld; legal are %lld to %lld",
+                       (long long)a->start, (long long)n, (long long)-n, (long long)n);
   a->start = wrap(a->start, n);
   if (a->length < 0 || a->length > n - a->start)
-    return infer_error(I, "length %lld from start %lld is out of range for size %lld; legal are 0 to %lld", (long long)a->length,
-                       (long long)a->start, (long long)n, (long long)(n - a->start));
+    return infer_error(
+        I, "length %lld from start %lld is out of range for size %lld; legal are 0 to %lld",
+        (long long)a->length, (long long)a->start, (long long)n, (long long)(n - a->start));
   return view_part(I, a->dim, a->start, a->length, 1);
 }
 
 /* `length` entries of dim `dim` from `start` on. */
-OP(narrow, .signature = "narrow(Tensor x, dim dim, int start, int length) -> Tensor", .flags = OP_VIEW, .infer = narrow_infer)
+OP(narrow, .signature = "narrow(Tensor x, dim dim, int start, int length) -> Tensor",
+   .flags = OP_VIEW, .infer = narrow_infer)
 
 static int slice_infer(Infer *I) {
   struct slice_args *a = I->args;
@@ -337,7 +379,8 @@ static int slice_infer(Infer *I) {
   int rc = want_dims(I);
   if (!rc) rc = infer_dim(I, "dim", &a->dim, x->ndim);
   if (rc) return rc;
-  if (a->step < 1) return infer_error(I, "step must be at least 1, is %lld; :flip() reverses", (long long)a->step);
+  if (a->step < 1)
+    return infer_error(I, "step must be at least 1, is %lld; :flip() reverses", (long long)a->step);
   int64_t n = x->shape[a->dim];
   if (!a->has_stop) a->stop = n;
   int64_t *ends[] = {&a->start, &a->stop};
@@ -351,9 +394,11 @@ static int slice_infer(Infer *I) {
   return view_part(I, a->dim, a->start, length / a->step + (length % a->step != 0), a->step);
 }
 
-/* The entries start, start + step, ... before stop of dim `dim`; negative ends count from the end, and ends beyond it are clipped. */
-OP(slice, .signature = "slice(Tensor x, dim dim=0, int start=0, int? stop=None, int step=1) -> Tensor", .flags = OP_VIEW,
-   .infer = slice_infer)
+/* The entries start, start + step, ... before stop of dim `dim`; negative ends count from the end,
+ * and ends beyond it are clipped. */
+OP(slice,
+   .signature = "slice(Tensor x, dim dim=0, int start=0, int? stop=None, int step=1) -> Tensor",
+   .flags = OP_VIEW, .infer = slice_infer)
 
 static int select_infer(Infer *I) {
   struct select_args *a = I->args;
@@ -362,10 +407,12 @@ static int select_infer(Infer *I) {
   if (!rc) rc = infer_dim(I, "dim", &a->dim, x->ndim);
   if (rc) return rc;
   int64_t n = x->shape[a->dim];
-  if (n == 0) return infer_error(I, "dim %lld has size 0, there is nothing to select", (long long)a->dim);
+  if (n == 0)
+    return infer_error(I, "dim %lld has size 0, there is nothing to select", (long long)a->dim);
   if (a->index < -n || a->index >= n)
-    return infer_error(I, "index %lld is out of range for dim %lld of size %lld; legal are %lld to %lld", (long long)a->index,
-                       (long long)a->dim, (long long)n, (long long)-n, (long long)(n - 1));
+    return infer_error(
+        I, "index %lld is out of range for dim %lld of size %lld; legal are %lld to %lld",
+        (long long)a->index, (long long)a->dim, (long long)n, (long long)-n, (long long)(n - 1));
   a->index = wrap(a->index, n);
   Meta *y = view_add(I);
   if (!y) return MF_ENOMEM;
@@ -376,10 +423,12 @@ static int select_infer(Infer *I) {
 }
 
 /* One entry of dim `dim`, which the result has no longer. */
-OP(select, .signature = "select(Tensor x, dim dim, int index) -> Tensor", .flags = OP_VIEW, .infer = select_infer)
+OP(select, .signature = "select(Tensor x, dim dim, int index) -> Tensor", .flags = OP_VIEW,
+   .infer = select_infer)
 
 /* Where the diagonal of dims d1, d2 begins and how long it is. */
-static void diagonal_range(int64_t rows, int64_t columns, int64_t offset, int64_t *row, int64_t *column, int64_t *n) {
+static void diagonal_range(int64_t rows, int64_t columns, int64_t offset, int64_t *row,
+                           int64_t *column, int64_t *n) {
   *row = offset < 0 ? -offset : 0;
   *column = offset > 0 ? offset : 0;
   rows -= *row;
@@ -394,7 +443,8 @@ static int settle_diagonal(Infer *I, int ndim, int64_t *dim1, int64_t *dim2, int
   if (!rc) rc = infer_dim(I, "dim2", dim2, ndim);
   if (rc) return rc;
   if (*dim1 == *dim2) return infer_error(I, "dim1 and dim2 are both %lld", (long long)*dim1);
-  if (offset > INT64_MAX / 4 || offset < -INT64_MAX / 4) return infer_error(I, "offset %lld is too large", (long long)offset);
+  if (offset > INT64_MAX / 4 || offset < -INT64_MAX / 4)
+    return infer_error(I, "offset %lld is too large", (long long)offset);
   return 0;
 }
 
@@ -414,11 +464,13 @@ static int diagonal_infer(Infer *I) {
 }
 
 /* The diagonal of dims dim1 and dim2 as the last dim; offset > 0 is above the main one. */
-OP(diagonal, .signature = "diagonal(Tensor x, int offset=0, dim dim1=0, dim dim2=1) -> Tensor", .flags = OP_VIEW, .infer = diagonal_infer)
+OP(diagonal, .signature = "diagonal(Tensor x, int offset=0, dim dim1=0, dim dim2=1) -> Tensor",
+   .flags = OP_VIEW, .infer = diagonal_infer)
 
-/* -- Several parts ----------------------------------------------------------------------------------------------------------------- */
+/* -- Several parts ----------------------------------------------------------------------------- */
 
-/* Views of `sizes` one behind the other along dim; a last size is repeated while it fits (`repeat`). */
+/* Views of `sizes` one behind the other along dim; a last size is repeated while it fits
+ * (`repeat`). */
 static int view_parts(Infer *I, int64_t dim, const IntList *sizes) {
   int64_t at = 0;
   for (int k = 0; k < sizes->n; k++) {
@@ -449,20 +501,26 @@ static int split_infer(Infer *I) {
   int64_t n = x->shape[a->dim], sum = 0;
   for (int k = 0; k < a->split_size.n; k++) {
     if (a->split_size.v[k] < 0 || a->split_size.v[k] > INT64_MAX / 64)
-      return infer_error(I, "split_size[%d] is %lld, not a size", k + 1, (long long)a->split_size.v[k]);
+      return infer_error(I, "split_size[%d] is %lld, not a size", k + 1,
+                         (long long)a->split_size.v[k]);
     sum += a->split_size.v[k];
   }
   if (a->split_size.n == 1) {
-    if (sum == 0 && n > 0) return infer_error(I, "parts of size 0 never cover dim %lld of size %lld", (long long)a->dim, (long long)n);
+    if (sum == 0 && n > 0)
+      return infer_error(I, "parts of size 0 never cover dim %lld of size %lld", (long long)a->dim,
+                         (long long)n);
     return view_equal_parts(I, a->dim, sum);
   }
   if (sum != n)
-    return infer_error(I, "the sizes sum to %lld, dim %lld has %lld; they must be equal", (long long)sum, (long long)a->dim, (long long)n);
+    return infer_error(I, "the sizes sum to %lld, dim %lld has %lld; they must be equal",
+                       (long long)sum, (long long)a->dim, (long long)n);
   return view_parts(I, a->dim, &a->split_size);
 }
 
-/* A table of views along dim: parts of one size (the last may be smaller), or of each size in a table. */
-OP(split, .signature = "split(Tensor x, int[] split_size, dim dim=0) -> Tensor[]", .flags = OP_VIEW, .infer = split_infer)
+/* A table of views along dim: parts of one size (the last may be smaller), or of each size in a
+ * table. */
+OP(split, .signature = "split(Tensor x, int[] split_size, dim dim=0) -> Tensor[]", .flags = OP_VIEW,
+   .infer = split_infer)
 
 static int chunk_infer(Infer *I) {
   struct chunk_args *a = I->args;
@@ -470,7 +528,8 @@ static int chunk_infer(Infer *I) {
   int rc = want_dims(I);
   if (!rc) rc = infer_dim(I, "dim", &a->dim, x->ndim);
   if (rc) return rc;
-  if (a->chunks < 1) return infer_error(I, "chunks must be at least 1, is %lld", (long long)a->chunks);
+  if (a->chunks < 1)
+    return infer_error(I, "chunks must be at least 1, is %lld", (long long)a->chunks);
   int64_t n = x->shape[a->dim];
   if (n == 0) {
     for (int64_t k = 0; k < a->chunks && !rc; k++) rc = view_part(I, a->dim, 0, 0, 1);
@@ -480,7 +539,8 @@ static int chunk_infer(Infer *I) {
 }
 
 /* A table of at most `chunks` views along dim, all of one size but for the last. */
-OP(chunk, .signature = "chunk(Tensor x, int chunks, dim dim=0) -> Tensor[]", .flags = OP_VIEW, .infer = chunk_infer)
+OP(chunk, .signature = "chunk(Tensor x, int chunks, dim dim=0) -> Tensor[]", .flags = OP_VIEW,
+   .infer = chunk_infer)
 
 static int unbind_infer(Infer *I) {
   struct unbind_args *a = I->args;
@@ -498,14 +558,16 @@ static int unbind_infer(Infer *I) {
 }
 
 /* A table of the entries of dim `dim`, as select gives them: the way to iterate over a tensor. */
-OP(unbind, .signature = "unbind(Tensor x, dim dim=0) -> Tensor[]", .flags = OP_VIEW, .infer = unbind_infer)
+OP(unbind, .signature = "unbind(Tensor x, dim dim=0) -> Tensor[]", .flags = OP_VIEW,
+   .infer = unbind_infer)
 
-/* -- Any strides --------------------------------------------------------------------------------------------------------------------- */
+/* -- Any strides ------------------------------------------------------------------------------- */
 
 static int as_strided_infer(Infer *I) {
   struct as_strided_args *a = I->args;
   const Meta *x = I->in[0];
-  if (a->size.n != a->stride.n) return infer_error(I, "size has %d entries, stride %d", (int)a->size.n, (int)a->stride.n);
+  if (a->size.n != a->stride.n)
+    return infer_error(I, "size has %d entries, stride %d", (int)a->size.n, (int)a->stride.n);
   int rc = shape_check(I->op->name, (int)a->size.n, a->size.v, (DType)x->dtype);
   if (rc) return rc;
   if (!a->has_storage_offset) a->storage_offset = x->offset;
@@ -515,13 +577,17 @@ static int as_strided_infer(Infer *I) {
   bool fits = true, empty = shape_numel((int)a->size.n, a->size.v) == 0;
   for (int d = 0; d < a->size.n; d++) {
     int64_t reach;
-    if (a->stride.v[d] < 0) return infer_error(I, "stride %lld is negative", (long long)a->stride.v[d]);
+    if (a->stride.v[d] < 0)
+      return infer_error(I, "stride %lld is negative", (long long)a->stride.v[d]);
     if (empty) continue;
-    fits &= !__builtin_mul_overflow(a->size.v[d] - 1, a->stride.v[d], &reach) && !__builtin_add_overflow(high, reach, &high);
+    fits &= !__builtin_mul_overflow(a->size.v[d] - 1, a->stride.v[d], &reach) &&
+            !__builtin_add_overflow(high, reach, &high);
   }
   if (!empty && (!fits || meta_numel(x) == 0 || low < x->offset + first || high > x->offset + last))
-    return infer_error(I, "places %lld to %lld are asked for, x reaches from %lld to %lld in its memory", (long long)low,
-                       fits ? (long long)high : -1LL, (long long)(x->offset + first), (long long)(x->offset + last));
+    return infer_error(
+        I, "places %lld to %lld are asked for, x reaches from %lld to %lld in its memory",
+        (long long)low, fits ? (long long)high : -1LL, (long long)(x->offset + first),
+        (long long)(x->offset + last));
   a->x_stride.n = x->ndim;
   memcpy(a->x_stride.v, x->stride, sizeof(int64_t) * (size_t)x->ndim);
   a->x_offset = x->offset;
@@ -533,20 +599,23 @@ static int as_strided_infer(Infer *I) {
   return 0;
 }
 
-/* Any sizes and strides over the memory that x covers; strides and offset count elements. x_stride and x_offset are the op's own, for its gradient. */
-OP(as_strided, .signature = "as_strided(Tensor x, int[] size, int[] stride, int? storage_offset=None, *, int[] x_stride=[], int x_offset=0) -> Tensor",
-   .flags = OP_VIEW,
-   .sbp = "B", .linear = "x",
-   .infer = as_strided_infer)
+/* Any sizes and strides over the memory that x covers; strides and offset count elements. x_stride
+ * and x_offset are the op's own, for its gradient. */
+OP(as_strided,
+   .signature =
+       "as_strided(Tensor x, int[] size, int[] stride, int? storage_offset=None, *, int[] "
+       "x_stride=[], int x_offset=0) -> Tensor",
+   .flags = OP_VIEW, .sbp = "B", .linear = "x", .infer = as_strided_infer)
 
-/* -- Gradients ---------------------------------------------------------------------------------------------------------------------- */
+/* -- Gradients --------------------------------------------------------------------------------- */
 
 static int slice_backward_infer(Infer *I) {
   const struct slice_backward_args *a = I->args;
   return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
-/* y is zero but at start, start + step, ... of dim, where it is g: the places between are set once. */
+/* y is zero but at start, start + step, ... of dim, where it is g: the places between are set once.
+ */
 static int slice_backward_cpu(const OpCall *c) {
   const struct slice_backward_args *a = c->args;
   const View *g = &c->in[0], *y = &c->out[0];
@@ -578,9 +647,10 @@ static int slice_backward_cpu(const OpCall *c) {
 }
 
 /* The gradient of slice and narrow: zeros of shape `size` with g in its place. */
-OP(slice_backward, .signature = "slice_backward(Tensor g, int[] size, int dim, int start, int step) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = sbp_all_but_dim, .linear = "g",
-   .infer = slice_backward_infer, .cpu = slice_backward_cpu)
+OP(slice_backward,
+   .signature = "slice_backward(Tensor g, int[] size, int dim, int start, int step) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = sbp_all_but_dim, .linear = "g", .infer = slice_backward_infer,
+   .cpu = slice_backward_cpu)
 
 static int diagonal_backward_infer(Infer *I) {
   const struct diagonal_backward_args *a = I->args;
@@ -603,7 +673,8 @@ static int diagonal_backward_cpu(const OpCall *c) {
   part.ndim = (int8_t)k;
   part.shape = shape;
   part.stride = stride;
-  part.data = (char *)y.data + (row * y.stride[a->dim1] + column * y.stride[a->dim2]) * (int64_t)dtype_size((DType)y.dtype);
+  part.data = (char *)y.data + (row * y.stride[a->dim1] + column * y.stride[a->dim2]) *
+                                   (int64_t)dtype_size((DType)y.dtype);
   copy_zero(&y);
   return copy_views(&c->in[0], &part);
 }
@@ -618,8 +689,9 @@ static int diagonal_backward_sbp(SbpAsk *q) {
 }
 
 /* The gradient of diagonal: zeros of shape `size` with g on the diagonal. */
-OP(diagonal_backward, .signature = "diagonal_backward(Tensor g, int[] size, int offset, int dim1, int dim2) -> Tensor", .flags = OP_HIDDEN,
-   .sbp_rule = diagonal_backward_sbp, .linear = "g",
+OP(diagonal_backward,
+   .signature = "diagonal_backward(Tensor g, int[] size, int offset, int dim1, int dim2) -> Tensor",
+   .flags = OP_HIDDEN, .sbp_rule = diagonal_backward_sbp, .linear = "g",
    .infer = diagonal_backward_infer, .cpu = diagonal_backward_cpu)
 
 static int strided_add_infer(Infer *I) {
@@ -657,14 +729,20 @@ static int strided_add_cpu(const OpCall *c) {
     memory[to] += dtype_get_f64((DType)g->dtype, (char *)g->data + from * size);
   }
   for (int64_t i = 0; i < reach && a->copies > 1; i++) memory[i] /= (double)a->copies;
-  View read = {.data = memory + a->offset, .shape = a->size.v, .stride = a->stride.v, .ndim = (int8_t)a->size.n, .dtype = F64};
+  View read = {.data = memory + a->offset,
+               .shape = a->size.v,
+               .stride = a->stride.v,
+               .ndim = (int8_t)a->size.n,
+               .dtype = F64};
   return copy_views(&read, &c->out[0]);
 }
 
-/* The gradient of as_strided, and of itself: zeroed memory to which the elements of g are added where (g_stride, g_offset) put them, then read as
- * (size, stride, offset). Places that x showed several times (it was expanded) share their gradient: `copies` of them. */
+/* The gradient of as_strided, and of itself: zeroed memory to which the elements of g are added
+ * where (g_stride, g_offset) put them, then read as (size, stride, offset). Places that x showed
+ * several times (it was expanded) share their gradient: `copies` of them. */
 OP(strided_add,
-   .signature = "strided_add(Tensor g, int[] size, int[] stride, int offset, int[] g_stride, int g_offset, int copies) -> Tensor",
-   .flags = OP_HIDDEN,
-   .sbp = "B", .linear = "g",
-   .infer = strided_add_infer, .cpu = strided_add_cpu, .scratch = strided_add_scratch)
+   .signature =
+       "strided_add(Tensor g, int[] size, int[] stride, int offset, int[] g_stride, int g_offset, "
+       "int copies) -> Tensor",
+   .flags = OP_HIDDEN, .sbp = "B", .linear = "g", .infer = strided_add_infer,
+   .cpu = strided_add_cpu, .scratch = strided_add_scratch)

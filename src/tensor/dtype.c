@@ -12,7 +12,8 @@ typedef struct DTypeInfo {
 static const DTypeInfo infos[] = {DTYPES(X)};
 #undef X
 
-_Static_assert(BOOL < U8 && I64 < F16 && F32 < F64, "dtype_is_float and promotion compare dtypes by order");
+_Static_assert(BOOL < U8 && I64 < F16 && F32 < F64,
+               "dtype_is_float and promotion compare dtypes by order");
 
 const char *dtype_name(DType t) {
   return infos[t].name;
@@ -72,7 +73,7 @@ uint16_t dtype_f32_to_f16(float f) {
   bits &= 0x7fffffff;
   if (bits > 0x7f800000) return sign | 0x7e00 | (uint16_t)(bits >> 13 & 1023);
   if (bits >= 0x477ff000) return sign | 0x7c00; /* 65520 and above round to infinity */
-  if (bits < 0x38800000) {                      /* below 2^-14: subnormal; the sum rounds to a multiple of 2^-24 */
+  if (bits < 0x38800000) { /* below 2^-14: subnormal; the sum rounds to a multiple of 2^-24 */
     float magic = 0.5f, value;
     memcpy(&value, &bits, sizeof value);
     value += magic;

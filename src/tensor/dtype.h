@@ -5,17 +5,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(enum, C type, name, kind): kind orders promotion: bool < integer < float. Within a kind, rows are ordered by rank. */
-#define DTYPES(X)                             \
-  X(BOOL, uint8_t, "bool", KIND_BOOL)         \
-  X(U8, uint8_t, "uint8", KIND_INT)           \
-  X(I8, int8_t, "int8", KIND_INT)             \
-  X(I16, int16_t, "int16", KIND_INT)          \
-  X(I32, int32_t, "int32", KIND_INT)          \
-  X(I64, int64_t, "int64", KIND_INT)          \
-  X(F16, uint16_t, "float16", KIND_FLOAT)     \
-  X(BF16, uint16_t, "bfloat16", KIND_FLOAT)   \
-  X(F32, float, "float32", KIND_FLOAT)        \
+/* X(enum, C type, name, kind): kind orders promotion: bool < integer < float. Within a kind, rows
+ * are ordered by rank. */
+#define DTYPES(X)                           \
+  X(BOOL, uint8_t, "bool", KIND_BOOL)       \
+  X(U8, uint8_t, "uint8", KIND_INT)         \
+  X(I8, int8_t, "int8", KIND_INT)           \
+  X(I16, int16_t, "int16", KIND_INT)        \
+  X(I32, int32_t, "int32", KIND_INT)        \
+  X(I64, int64_t, "int64", KIND_INT)        \
+  X(F16, uint16_t, "float16", KIND_FLOAT)   \
+  X(BF16, uint16_t, "bfloat16", KIND_FLOAT) \
+  X(F32, float, "float32", KIND_FLOAT)      \
   X(F64, double, "float64", KIND_FLOAT)
 
 #define X(id, ctype, name, kind) id,
@@ -52,15 +53,15 @@ uint16_t dtype_f32_to_f16(float f);
 float dtype_bf16_to_f32(uint16_t h);
 uint16_t dtype_f32_to_bf16(float f);
 
-/* Reads or writes one element as double or int64; floats to integers truncate toward zero, and values that do not fit wrap
- * modulo 2^64 where C leaves it undefined. */
+/* Reads or writes one element as double or int64; floats to integers truncate toward zero, and
+ * values that do not fit wrap modulo 2^64 where C leaves it undefined. */
 double dtype_get_f64(DType t, const void *p);
 int64_t dtype_get_i64(DType t, const void *p);
 void dtype_set_f64(DType t, void *p, double v);
 void dtype_set_i64(DType t, void *p, int64_t v);
 
-/* The int64 of a double without undefined behaviour: NaN gives INT64_MIN, as x86's instruction does; others truncate and saturate
- * to INT64_MIN. */
+/* The int64 of a double without undefined behaviour: NaN gives INT64_MIN, as x86's instruction
+ * does; others truncate and saturate to INT64_MIN. */
 static inline int64_t dtype_f64_to_i64(double v) {
   return v >= -9223372036854775808.0 && v < 9223372036854775808.0 ? (int64_t)v : INT64_MIN;
 }

@@ -5,13 +5,16 @@
 #include "meta.h"
 
 int shape_check(const char *op, int ndim, const int64_t *shape, DType dtype) {
-  if (ndim > MF_MAX_DIMS) return err_set(MF_EINVAL, "%s: %d dims, at most %d are possible", op, ndim, MF_MAX_DIMS);
+  if (ndim > MF_MAX_DIMS)
+    return err_set(MF_EINVAL, "%s: %d dims, at most %d are possible", op, ndim, MF_MAX_DIMS);
   int64_t limit = INT64_C(1) << 62, n = (int64_t)dtype_size(dtype);
   for (int d = 0; d < ndim; d++) {
-    if (shape[d] < 0) return err_set(MF_EINVAL, "%s: size %lld in dim %d is negative", op, (long long)shape[d], d);
+    if (shape[d] < 0)
+      return err_set(MF_EINVAL, "%s: size %lld in dim %d is negative", op, (long long)shape[d], d);
     if (shape[d] > 1 && n > limit / shape[d]) {
       char text[SHAPE_TEXT_MAX];
-      return err_set(MF_EINVAL, "%s: shape %s of %s is too large", op, shape_text(ndim, shape, text), dtype_name(dtype));
+      return err_set(MF_EINVAL, "%s: shape %s of %s is too large", op,
+                     shape_text(ndim, shape, text), dtype_name(dtype));
     }
     n *= shape[d] ? shape[d] : 1;
   }
@@ -96,15 +99,16 @@ bool shape_broadcast(int *out_ndim, int64_t *out, int ndim, const int64_t *shape
   return true;
 }
 
-void shape_broadcast_strides(int out_ndim, const int64_t *out, int ndim, const int64_t *shape, const int64_t *stride,
-                             int64_t *out_stride) {
+void shape_broadcast_strides(int out_ndim, const int64_t *out, int ndim, const int64_t *shape,
+                             const int64_t *stride, int64_t *out_stride) {
   int shift = out_ndim - ndim;
   for (int d = 0; d < shift; d++) out_stride[d] = 0;
-  for (int d = 0; d < ndim; d++) out_stride[shift + d] = shape[d] == 1 && out[shift + d] != 1 ? 0 : stride[d];
+  for (int d = 0; d < ndim; d++)
+    out_stride[shift + d] = shape[d] == 1 && out[shift + d] != 1 ? 0 : stride[d];
 }
 
-bool shape_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int out_ndim, const int64_t *out,
-                        int64_t *out_stride) {
+bool shape_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int out_ndim,
+                        const int64_t *out, int64_t *out_stride) {
   if (shape_numel(ndim, shape) == 0) {
     shape_contiguous(out_ndim, out, out_stride);
     return true;
@@ -115,7 +119,8 @@ bool shape_view_strides(int ndim, const int64_t *shape, const int64_t *stride, i
     if (d < 0) break;
     int64_t step = stride[d], numel = shape[d];
     int first = d - 1;
-    while (first >= 0 && (shape[first] == 1 || stride[first] == numel * step)) numel *= shape[first--];
+    while (first >= 0 && (shape[first] == 1 || stride[first] == numel * step))
+      numel *= shape[first--];
     while (numel > 1) {
       if (o < 0) return false;
       out_stride[o] = step;
@@ -129,7 +134,8 @@ bool shape_view_strides(int ndim, const int64_t *shape, const int64_t *stride, i
   return true;
 }
 
-void shape_extent(int ndim, const int64_t *shape, const int64_t *stride, int64_t *low, int64_t *high) {
+void shape_extent(int ndim, const int64_t *shape, const int64_t *stride, int64_t *low,
+                  int64_t *high) {
   *low = *high = 0;
   if (shape_numel(ndim, shape) == 0) return;
   for (int d = 0; d < ndim; d++) *(stride[d] < 0 ? low : high) += (shape[d] - 1) * stride[d];
@@ -138,7 +144,8 @@ void shape_extent(int ndim, const int64_t *shape, const int64_t *stride, int64_t
 char *shape_text(int ndim, const int64_t *shape, char *buf) {
   int n = snprintf(buf, SHAPE_TEXT_MAX, "(");
   for (int d = 0; d < ndim && n < SHAPE_TEXT_MAX; d++)
-    n += snprintf(buf + n, (size_t)(SHAPE_TEXT_MAX - n), d ? ", %lld" : "%lld", (long long)shape[d]);
+    n +=
+        snprintf(buf + n, (size_t)(SHAPE_TEXT_MAX - n), d ? ", %lld" : "%lld", (long long)shape[d]);
   if (n < SHAPE_TEXT_MAX) snprintf(buf + n, (size_t)(SHAPE_TEXT_MAX - n), ndim == 1 ? ",)" : ")");
   return buf;
 }

@@ -12,19 +12,20 @@ typedef struct IntList {
   int64_t n, v[MF_MAX_DIMS * 2];
 } IntList;
 
-/* Strides and offset count elements. A 0-d tensor has ndim 0 and one element. `number`: a 0-d tensor made from a plain Lua
- * number, which takes part in promotion only by its kind. */
+/* Strides and offset count elements. A 0-d tensor has ndim 0 and one element. `number`: a 0-d
+ * tensor made from a plain Lua number, which takes part in promotion only by its kind. */
 typedef struct Meta {
   int8_t ndim;
-  uint8_t dtype; /* DType */
+  uint8_t dtype;  /* DType */
   uint8_t device; /* DeviceType */
   bool number;
   int64_t offset;
   int64_t shape[MF_MAX_DIMS], stride[MF_MAX_DIMS];
 } Meta;
 
-/* What a kernel sees of a tensor. `whole` and `start` are the sizes of the logical (global) tensor and where this part begins in
- * each dim; both NULL when the part is the whole. An absent optional tensor has ndim -1. */
+/* What a kernel sees of a tensor. `whole` and `start` are the sizes of the logical (global) tensor
+ * and where this part begins in each dim; both NULL when the part is the whole. An absent optional
+ * tensor has ndim -1. */
 typedef struct View {
   void *data; /* the element at index 0 of every dim */
   const int64_t *shape, *stride, *whole, *start;
@@ -57,13 +58,15 @@ static inline bool shape_equal(int a_ndim, const int64_t *a, int b_ndim, const i
   return true;
 }
 
-/* Checks sizes >= 0, ndim and that the number of bytes stays below 2^62; sets the error text beginning with `op`. */
+/* Checks sizes >= 0, ndim and that the number of bytes stays below 2^62; sets the error text
+ * beginning with `op`. */
 int shape_check(const char *op, int ndim, const int64_t *shape, DType dtype);
 
 /* Row-major strides (dims of size 0 count as 1). */
 void shape_contiguous(int ndim, const int64_t *shape, int64_t *stride);
 bool shape_is_contiguous(int ndim, const int64_t *shape, const int64_t *stride);
-/* NHWC order of a 4-d tensor (N, C, H, W). A tensor may be both contiguous and channels_last (C = 1 or H = W = 1). */
+/* NHWC order of a 4-d tensor (N, C, H, W). A tensor may be both contiguous and channels_last (C = 1
+ * or H = W = 1). */
 void shape_channels_last(const int64_t *shape, int64_t *stride);
 bool shape_is_channels_last(int ndim, const int64_t *shape, const int64_t *stride);
 /* True when elements occupy each place of one block exactly once, in any order of dims. */
@@ -76,19 +79,24 @@ static inline bool view_is_contiguous(const View *v) {
   return shape_is_contiguous(v->ndim, v->shape, v->stride);
 }
 
-/* Broadcasts `shape` (ndim dims) into out (of *out_ndim dims, grown when needed): PyTorch's rule, aligned at the last dim. False when sizes differ. */
+/* Broadcasts `shape` (ndim dims) into out (of *out_ndim dims, grown when needed): PyTorch's rule,
+ * aligned at the last dim. False when sizes differ. */
 bool shape_broadcast(int *out_ndim, int64_t *out, int ndim, const int64_t *shape);
 
-/* The strides with which a tensor of (ndim, shape, stride) is read as the broadcast shape (out_ndim, out): 0 in broadcast dims. */
-void shape_broadcast_strides(int out_ndim, const int64_t *out, int ndim, const int64_t *shape, const int64_t *stride,
-                             int64_t *out_stride);
+/* The strides with which a tensor of (ndim, shape, stride) is read as the broadcast shape
+ * (out_ndim, out): 0 in broadcast dims. */
+void shape_broadcast_strides(int out_ndim, const int64_t *out, int ndim, const int64_t *shape,
+                             const int64_t *stride, int64_t *out_stride);
 
-/* The strides of the same memory seen with another shape of the same number of elements; false when it needs a copy. */
-bool shape_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int out_ndim, const int64_t *out,
-                        int64_t *out_stride);
+/* The strides of the same memory seen with another shape of the same number of elements; false when
+ * it needs a copy. */
+bool shape_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int out_ndim,
+                        const int64_t *out, int64_t *out_stride);
 
-/* The lowest and highest element offsets touched, relative to the first element; both 0 when empty. */
-void shape_extent(int ndim, const int64_t *shape, const int64_t *stride, int64_t *low, int64_t *high);
+/* The lowest and highest element offsets touched, relative to the first element; both 0 when empty.
+ */
+void shape_extent(int ndim, const int64_t *shape, const int64_t *stride, int64_t *low,
+                  int64_t *high);
 
 /* "(2, 3)" into buf, which is returned; "()" for 0-d. */
 enum { SHAPE_TEXT_MAX = 256 };

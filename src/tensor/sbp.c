@@ -30,7 +30,8 @@ int sbp_parse(const char *text, Sbp *out) {
       return 0;
     }
   }
-  return err_set(MF_EINVAL, "sbp: '%.40s' is none; there are S0 to S%d, B, P, Pmax, Pmin", text, MF_MAX_DIMS - 1);
+  return err_set(MF_EINVAL, "sbp: '%.40s' is none; there are S0 to S%d, B, P, Pmax, Pmin", text,
+                 MF_MAX_DIMS - 1);
 }
 
 char *sbp_text(Sbp s, char *buf) {

@@ -1,8 +1,8 @@
 /* SBP: how one logical tensor lies on the ranks along one axis of a placement.
  *
- *   S0, S1, ...   split along that dim in balanced parts: the first ranks get one more where it does not divide
- *   B             broadcast: whole on each rank
- *   P             partial: the value is the sum of the parts; Pmax, Pmin: their maximum, minimum */
+ *   S0, S1, ...   split along that dim in balanced parts: the first ranks get one more where it
+ * does not divide B             broadcast: whole on each rank P             partial: the value is
+ * the sum of the parts; Pmax, Pmin: their maximum, minimum */
 #ifndef MF_SBP_H
 #define MF_SBP_H
 #include <stdbool.h>
