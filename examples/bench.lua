@@ -1,10 +1,12 @@
--- One training step of a standard model, timed; the mirror of peer.py: same models, module names, options and JSON keys.
+-- One training step of a standard model, timed; the mirror of peer.py: same models, module names,
+-- options and JSON keys.
 --
---   moonflow examples/bench.lua WORKLOAD [--mode eager] [--dtype fp32] [--channels-last] [--batch N] [--steps N] [--warmup N] [--threads N]
+--   moonflow examples/bench.lua WORKLOAD [--mode eager] [--dtype fp32] [--channels-last]
+--     [--batch N] [--steps N] [--warmup N] [--threads N]
 --            [--loss] [--load FILE]
 --
--- WORKLOAD: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch. --load takes weights and data from a file that `peer.py --export` wrote. Prints
--- one line of JSON.
+-- WORKLOAD: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch. --load takes weights and data
+-- from a file that `peer.py --export` wrote. Prints one line of JSON.
 local start = os.clock()
 local mf = require 'moonflow'
 local nn, optim = mf.nn, mf.optim
@@ -27,7 +29,7 @@ if a.dtype ~= 'fp32' then error('--dtype ' .. a.dtype .. ': only fp32 is there',
 mf.set_num_threads(a.threads)
 mf.manual_seed(0)
 
--- -- Models -----------------------------------------------------------------------------------------------------------------------
+-- -- Models ---------------------------------------------------------------------------------------
 
 -- v1.5: the stride sits on the 3x3 convolution.
 local Bottleneck = nn.Module:extend 'Bottleneck'
@@ -49,8 +51,8 @@ end
 
 local ResNet50 = nn.Module:extend 'ResNet50'
 function ResNet50:init(classes)
-  self.stem = nn.Sequential(nn.Conv2d(3, 64, 7, { stride = 2, padding = 3, bias = false }), nn.BatchNorm2d(64), nn.ReLU(),
-    nn.MaxPool2d(3, { stride = 2, padding = 1 }))
+  self.stem = nn.Sequential(nn.Conv2d(3, 64, 7, { stride = 2, padding = 3, bias = false }), nn.BatchNorm2d(64),
+    nn.ReLU(), nn.MaxPool2d(3, { stride = 2, padding = 1 }))
   self.body = nn.Sequential()
   local cin = 64
   for _, stage in ipairs { { 64, 3, 1 }, { 128, 4, 2 }, { 256, 6, 2 }, { 512, 3, 2 } } do
@@ -124,29 +126,38 @@ end
 local WideDeep = nn.Module:extend 'WideDeep'
 function WideDeep:init(rows, d)
   self.deep, self.wide = nn.Embedding(rows, d), nn.Embedding(rows, 1)
-  self.mlp = nn.Sequential(nn.Linear(26 * d + 13, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1))
+  self.mlp = nn.Sequential(nn.Linear(26 * d + 13, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(),
+    nn.Linear(1024, 1))
 end
 function WideDeep:forward(ids, dense)
   local e = self.deep(ids):reshape(ids:size(0), -1)
   return (self.mlp(mf.cat({ e, dense }, { dim = 1 })) + self.wide(ids):sum(1)):squeeze(1)
 end
 
--- -- Workloads: batch, then what makes model, inputs and target; the optimiser ---------------------------------------------------------
+-- -- Workloads: batch, then what makes model, inputs and target; the optimiser --------------------
 
 local function randn(...) return mf.randn(...) end
 local function ids(high, ...) return mf.randint(0, high, { ... }) end
 
 local workloads = {
   resnet50 = { 16, function(b) return ResNet50(), { randn(b, 3, 224, 224) }, ids(1000, b) end, 'sgd' },
-  bert = { 8, function(b) return Transformer(30522, 128, 768, 12, 12, false), { ids(30522, b, 128) }, ids(30522, b, 20) end, 'adam' },
-  gpt2 = { 4, function(b) return Transformer(50257, 64, 768, 12, 12, true), { ids(50257, b, 64) }, ids(50257, b, 64) end, 'adam' },
-  ['gpt-mini'] = { 16, function(b) return Transformer(256, 256, 384, 6, 6, true), { ids(256, b, 256) }, ids(256, b, 256) end, 'adam' },
+  bert = { 8, function(b)
+    return Transformer(30522, 128, 768, 12, 12, false), { ids(30522, b, 128) }, ids(30522, b, 20)
+  end, 'adam' },
+  gpt2 = { 4, function(b)
+    return Transformer(50257, 64, 768, 12, 12, true), { ids(50257, b, 64) }, ids(50257, b, 64)
+  end, 'adam' },
+  ['gpt-mini'] = { 16, function(b)
+    return Transformer(256, 256, 384, 6, 6, true), { ids(256, b, 256) }, ids(256, b, 256)
+  end, 'adam' },
   mlp = { 64, function(b) return MLP(), { randn(b, 784) }, ids(10, b) end, 'sgd' },
   cnn = { 64, function(b) return CNN(), { randn(b, 1, 28, 28) }, ids(10, b) end, 'sgd' },
-  widedeep = { 2048, function(b) return WideDeep(1000000, 16), { ids(1000000, b, 26), randn(b, 13) }, mf.rand(b) end, 'sgd' },
+  widedeep = { 2048, function(b)
+    return WideDeep(1000000, 16), { ids(1000000, b, 26), randn(b, 13) }, mf.rand(b)
+  end, 'sgd' },
 }
 
--- -- JSON -------------------------------------------------------------------------------------------------------------------------------
+-- -- JSON -----------------------------------------------------------------------------------------
 
 local function round(v, digits) return tonumber(('%.' .. digits .. 'f'):format(v)) end
 
@@ -165,7 +176,7 @@ local function print_json(pairs_in_order)
   print('{' .. table.concat(parts, ', ') .. '}')
 end
 
--- -- dispatch: microseconds an op on tiny tensors ---------------------------------------------------------------------------------------
+-- -- dispatch: microseconds an op on tiny tensors -------------------------------------------------
 
 local function dispatch()
   local x, y, g, m = mf.ones(4), mf.ones(4), mf.ones(4):requires_grad_(), mf.ones(4, 4)
@@ -193,7 +204,7 @@ local function dispatch()
   print_json(out)
 end
 
--- -- One workload -----------------------------------------------------------------------------------------------------------------------
+-- -- One workload ---------------------------------------------------------------------------------
 
 local function load_export(path, model, inputs)
   local saved, weights = mf.load(path), {}
@@ -220,7 +231,8 @@ local function run()
   local opt = w[3] == 'sgd' and optim.SGD(params, { lr = 0.01, momentum = 0.9 }) or optim.AdamW(params, { lr = 1e-4 })
   local function step()
     opt:zero_grad()
-    local y, loss = model(unpack(inputs)), nil
+    local y = model(unpack(inputs))
+    local loss
     if workload == 'widedeep' then
       loss = mf.binary_cross_entropy_with_logits(y, target)
     else
@@ -242,7 +254,8 @@ local function run()
   table.sort(times)
   local median = (times[math.floor((#times + 1) / 2)] + times[math.ceil((#times + 1) / 2)]) / 2
   local out = {
-    { 'framework', 'moonflow' }, { 'version', mf.version or '' }, { 'workload', workload }, { 'mode', a.mode }, { 'dtype', a.dtype },
+    { 'framework', 'moonflow' }, { 'version', mf.version or '' }, { 'workload', workload }, { 'mode', a.mode },
+      { 'dtype', a.dtype },
     { 'channels_last', a['channels-last'] }, { 'batch', batch }, { 'threads', a.threads }, { 'ranks', 1 },
     { 'import_s', round(import_s, 2) }, { 'first_step_s', round(first, 2) }, { 'step_s', round(median, 5) },
     { 'samples_per_s', round(batch / median, 2) }, { 'base_mib', base_mib }, { 'peak_mib', mf._memory_usage() },

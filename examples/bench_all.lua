@@ -1,5 +1,6 @@
--- What `make bench` runs: every workload of bench.lua and, where the environment's PEER_PYTHON names a Python with PyTorch, of peer.py, in turn on
--- the same machine; prints ratios beside the machine's own GEMM rate and memory bandwidth.
+-- What `make bench` runs: every workload of bench.lua and, where the environment's PEER_PYTHON
+-- names a Python with PyTorch, of peer.py, in turn on the same machine; prints ratios beside the
+-- machine's own GEMM rate and memory bandwidth.
 --
 --   [PEER_PYTHON=python3] moonflow examples/bench_all.lua [--only NAME,...] [--steps N] [--threads N]
 local mf = require 'moonflow'
@@ -27,7 +28,8 @@ end
 
 local function theirs(name, flags)
   if not python or python == '' then return nil end
-  return read(('%s %s/peer.py torch %s --steps %d --threads %d %s 2>/dev/null'):format(python, here, name, o.steps, o.threads, flags))
+  return read(('%s %s/peer.py torch %s --steps %d --threads %d %s 2>/dev/null'):format(python, here, name, o.steps,
+    o.threads, flags))
 end
 
 -- Best of several times of f, in seconds.
@@ -55,9 +57,11 @@ end
 
 local function dispatch()
   local mine, peer = ours('dispatch', ''), theirs('dispatch', '')
-  for _, key in ipairs { 'add_us', 'mul_scalar_us', 'add__us', 'view_us', 'matmul4_us', 'add_grad_us', 'mul_sum_backward_us' } do
+  for _, key in ipairs { 'add_us', 'mul_scalar_us', 'add__us', 'view_us', 'matmul4_us', 'add_grad_us',
+    'mul_sum_backward_us' } do
     local a, b = number(mine, key), number(peer, key)
-    print(('%-10s %-22s %10.3f us %s'):format('dispatch', key, a or 0 / 0, b and ('%10.3f us  %5.2fx'):format(b, b / a) or ''))
+    print(('%-10s %-22s %10.3f us %s'):format('dispatch', key, a or 0 / 0,
+      b and ('%10.3f us  %5.2fx'):format(b, b / a) or ''))
   end
 end
 
@@ -77,8 +81,11 @@ local function workload(name)
     print(('%-10s failed'):format(name))
     return
   end
-  local text = ('%-10s %10.2f ms  %8.1f samples/s  %5.0f MiB'):format(name, a * 1e3, number(mine, 'samples_per_s'), number(mine, 'peak_mib'))
-  if b then text = text .. ('   torch %10.2f ms %6.0f MiB   %5.2fx'):format(b * 1e3, number(peer, 'peak_mib'), b / a) end
+  local text = ('%-10s %10.2f ms  %8.1f samples/s  %5.0f MiB'):format(name, a * 1e3, number(mine, 'samples_per_s'),
+    number(mine, 'peak_mib'))
+  if b then
+    text = text .. ('   torch %10.2f ms %6.0f MiB   %5.2fx'):format(b * 1e3, number(peer, 'peak_mib'), b / a)
+  end
   print(text)
 end
 

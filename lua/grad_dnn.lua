@@ -55,7 +55,8 @@ grad.conv2d_input = {
     return mf.conv2d(g, o.w, nil, { stride = o.stride, padding = o.padding, dilation = o.dilation, groups = o.groups })
   end,
   w = function(g, _, o)
-    return mf._conv2d_weight(o.g, g, o.w, { stride = o.stride, padding = o.padding, dilation = o.dilation, groups = o.groups })
+    return mf._conv2d_weight(o.g, g, o.w, { stride = o.stride, padding = o.padding, dilation = o.dilation,
+      groups = o.groups })
   end,
 }
 grad.conv2d_weight = {
@@ -72,7 +73,8 @@ grad.conv2d_weight = {
 grad.conv2d_weight_bias = {
   g = function(g, _, o)
     if not g.w then return g.b:view(-1, 1, 1):expand(o.shape.g) end
-    return mf.conv2d(o.x, g.w, g.b, { stride = o.stride, padding = o.padding, dilation = o.dilation, groups = o.groups })
+    return mf.conv2d(o.x, g.w, g.b, { stride = o.stride, padding = o.padding, dilation = o.dilation,
+      groups = o.groups })
   end,
   x = function(g, _, o)
     local s = o.shape.x

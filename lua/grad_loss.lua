@@ -46,7 +46,8 @@ grad.smooth_l1_loss = {
 grad.smooth_l1_loss_backward = {
   g = function(v, _, o)
     local one = mf.ones_like(o.g)
-    return total(v * mf._smooth_l1_loss_backward(one, o.x, o.target, { reduction = o.reduction, beta = o.beta }), o.reduction)
+    return total(v * mf._smooth_l1_loss_backward(one, o.x, o.target, { reduction = o.reduction, beta = o.beta }),
+      o.reduction)
   end,
   ['x,target'] = function(v, need, _, o)
     local near = (o.x - o.target):abs():lt(o.beta)
@@ -64,7 +65,8 @@ grad.huber_loss = {
 grad.huber_loss_backward = {
   g = function(v, _, o)
     local one = mf.ones_like(o.g)
-    return total(v * mf._huber_loss_backward(one, o.x, o.target, { reduction = o.reduction, delta = o.delta }), o.reduction)
+    return total(v * mf._huber_loss_backward(one, o.x, o.target, { reduction = o.reduction, delta = o.delta }),
+      o.reduction)
   end,
   ['x,target'] = function(v, need, _, o)
     local near = (o.x - o.target):abs():le(o.delta)
@@ -102,7 +104,8 @@ grad.bce_logits_loss = {
 }
 grad.bce_logits_loss_backward = {
   g = function(v, _, o)
-    return total(v * mf._bce_logits_loss_backward(mf.ones_like(o.g), o.x, o.target, { reduction = o.reduction }), o.reduction)
+    return total(v * mf._bce_logits_loss_backward(mf.ones_like(o.g), o.x, o.target, { reduction = o.reduction }),
+      o.reduction)
   end,
   ['x,target'] = function(v, need, _, o)
     local s, h = o.x:sigmoid(), v * share(o.g, o.reduction, v:numel())

@@ -16,9 +16,11 @@ grad.log_softmax_backward = {
   y = function(v, _, o) return -v * o.y:exp() * o.g:sum(o.dim, true) end,
 }
 
--- Second gradients, from which all further ones follow. With xh the normalised x, r = 1 / sqrt(var + eps), h = g w and the projection P(v) = v -
--- mean(v) - xh mean(v xh), the first gradients are gx = r P(h), gw = sum g xh, gb = sum g. Given the gradients G, Gw, Gb of those (nil: none), returns the
--- gradients for g, x and w (the last not yet summed). `mean` takes the mean over what is normalised; w is broadcast against x.
+-- Second gradients, from which all further ones follow. With xh the normalised x, r = 1 / sqrt(var
+-- + eps), h = g w and the projection P(v) = v - mean(v) - xh mean(v xh), the first gradients are gx
+-- = r P(h), gw = sum g xh, gb = sum g. Given the gradients G, Gw, Gb of those (nil: none), returns
+-- the gradients for g, x and w (the last not yet summed). `mean` takes the mean over what is
+-- normalised; w is broadcast against x.
 local function second(G, Gw, Gb, g, x, w, mean, eps, centre)
   local xc = centre and x - mean(x) or x
   local r = (mean(xc:square()) + eps):rsqrt()
@@ -61,7 +63,8 @@ grad.layer_norm = {
 }
 grad.layer_norm_backward = {
   ['g,x,weight'] = function(v, _, _, o)
-    return second(v.x, o.params and v.weight, o.params and v.bias, o.g, o.x, o.weight, mean_last(#o.normalized_shape), o.eps, true)
+    return second(v.x, o.params and v.weight, o.params and v.bias, o.g, o.x, o.weight,
+      mean_last(#o.normalized_shape), o.eps, true)
   end,
 }
 grad.rms_norm = {
@@ -91,8 +94,8 @@ grad.group_norm_backward = {
     local n, channels = x.shape[1], x.shape[2]
     local function grouped(t) return t and t:reshape(n, groups, channels / groups, -1) end
     local function channel(t) return t and t:reshape(1, groups, channels / groups, 1) end
-    local dg, dx, dw = second(grouped(v.x), channel(o.params and v.weight or nil), channel(o.params and v.bias or nil), grouped(o.g), grouped(x),
-      channel(o.weight), mean_last(2), o.eps, true)
+    local dg, dx, dw = second(grouped(v.x), channel(o.params and v.weight or nil),
+      channel(o.params and v.bias or nil), grouped(o.g), grouped(x), channel(o.weight), mean_last(2), o.eps, true)
     return dg and dg:reshape(x.shape), dx and dx:reshape(x.shape), dw and dw:sum({ 0, 3 }):reshape(-1)
   end,
 }

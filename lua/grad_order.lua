@@ -9,8 +9,12 @@ local function put_back(g, indices, shape, dim, dropped)
   return mf.zeros(shape, { dtype = g.dtype }):scatter(dim, indices, g)
 end
 
-grad.max_dim = { x = function(g, y, o) return g.values and put_back(g.values, y.indices, o.shape.x, o.dim, not o.keepdim) end }
-grad.min_dim = { x = function(g, y, o) return g.values and put_back(g.values, y.indices, o.shape.x, o.dim, not o.keepdim) end }
+grad.max_dim = { x = function(g, y, o)
+  return g.values and put_back(g.values, y.indices, o.shape.x, o.dim, not o.keepdim)
+end }
+grad.min_dim = { x = function(g, y, o)
+  return g.values and put_back(g.values, y.indices, o.shape.x, o.dim, not o.keepdim)
+end }
 grad.sort = { x = function(g, y, o) return g.values and put_back(g.values, y.indices, o.shape.x, o.dim) end }
 grad.topk = { x = function(g, y, o) return g.values and put_back(g.values, y.indices, o.shape.x, o.dim) end }
 

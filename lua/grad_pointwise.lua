@@ -1,4 +1,5 @@
--- Gradients of the pointwise ops; see grad.lua for the form. A NAME_backward op has lines of its own, so that second gradients follow.
+-- Gradients of the pointwise ops; see grad.lua for the form. A NAME_backward op has lines of its
+-- own, so that second gradients follow.
 local mf = require 'moonflow.core'
 local grad = {}
 
@@ -123,7 +124,8 @@ grad.atanh = { x = function(g, _, o) return g / (1 - o.x:square()) end }
 grad.erf = { x = function(g, _, o) return g * (-o.x:square()):exp() * (2 / math.sqrt(math.pi)) end }
 grad.erfc = { x = function(g, _, o) return g * (-o.x:square()):exp() * (-2 / math.sqrt(math.pi)) end }
 
--- Activations. In the NAME_backward ops a is the incoming gradient, b the activation's input (its output for relu, sigmoid, tanh).
+-- Activations. In the NAME_backward ops a is the incoming gradient, b the activation's input (its
+-- output for relu, sigmoid, tanh).
 
 grad.relu = { x = function(g, y) return mf._relu_backward(g, y) end }
 grad.relu_backward = {
@@ -155,7 +157,9 @@ grad.gelu_backward = {
     return v * (w * u1 + b * 0.5 * w * (u2 - t * u1:square() * 2))
   end,
 }
-grad.softplus = { x = function(g, _, o) return mf._softplus_backward(g, o.x, { beta = o.beta, threshold = o.threshold }) end }
+grad.softplus = { x = function(g, _, o)
+  return mf._softplus_backward(g, o.x, { beta = o.beta, threshold = o.threshold })
+end }
 grad.softplus_backward = {
   a = function(g, _, o) return mf._softplus_backward(g, o.b, { beta = o.beta, threshold = o.threshold }) end,
   b = function(g, _, o)

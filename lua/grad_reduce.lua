@@ -1,5 +1,5 @@
--- Gradients of reductions, scans and sorting; see grad.lua for the form. A result over dims is brought back to the shape of what was
--- reduced by mf._spread, which is a view.
+-- Gradients of reductions, scans and sorting; see grad.lua for the form. A result over dims is
+-- brought back to the shape of what was reduced by mf._spread, which is a view.
 local mf = require 'moonflow.core'
 local grad = {}
 
@@ -25,7 +25,8 @@ grad.sum_to = {
   end,
 }
 
--- The products of all other elements along the last dim: those before it times those behind it, so that zeros do no harm.
+-- The products of all other elements along the last dim: those before it times those behind it, so
+-- that zeros do no harm.
 local function others(x)
   local n = x.shape[#x.shape]
   local one = mf.ones_like(x:narrow(-1, 0, 1))

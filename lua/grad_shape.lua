@@ -44,13 +44,17 @@ grad.as_strided = {
     return mf._strided_add(g, shape, o.x_stride, 0, o.stride, o.storage_offset - o.x_offset, copies)
   end,
 }
-grad.strided_add = { g = function(g, _, o) return mf._strided_add(g, o.shape.g, o.g_stride, o.g_offset, o.stride, o.offset, o.copies) end }
+grad.strided_add = { g = function(g, _, o)
+  return mf._strided_add(g, o.shape.g, o.g_stride, o.g_offset, o.stride, o.offset, o.copies)
+end }
 -- What the tape makes of a write through a view.
 local function nothing(g, shape)
   return mf.zeros({}, { dtype = g.dtype, device = g.device }):expand(shape)
 end
 grad.slice_base = {
-  x = function(g, _, o) return mf._scatter_base(nothing(g, o.shape.x), g, o.base_stride, o.size, o.stride, o.offset) end,
+  x = function(g, _, o)
+    return mf._scatter_base(nothing(g, o.shape.x), g, o.base_stride, o.size, o.stride, o.offset)
+  end,
 }
 grad.scatter_base = {
   x = function(g, _, o) return mf._scatter_base(g, nothing(g, o.size), o.base_stride, o.size, o.stride, o.offset) end,
@@ -168,8 +172,8 @@ grad.embedding = {
   w = function(g, _, o)
     local padding = o.padding_idx
     if o.sparse then
-      local ids, values, size = o.ids:reshape(-1):to(mf.int64), g, o.shape.w
-      values = g:reshape(ids:numel(), size[2])
+      local ids, size = o.ids:reshape(-1):to(mf.int64), o.shape.w
+      local values = g:reshape(ids:numel(), size[2])
       if padding then
         local kept = mf.nonzero(ids:ne(padding)):flatten()
         ids, values = ids:index_select(0, kept), values:index_select(0, kept)

@@ -1,5 +1,5 @@
--- The module `mf`: what the C binding made (moonflow.core), with the Lua parts on top. nn, optim and data are loaded on first use, so
--- that a short script starts fast.
+-- The module `mf`: what the C binding made (moonflow.core), with the Lua parts on top. nn, optim
+-- and data are loaded on first use, so that a short script starts fast.
 local mf = require 'moonflow.core'
 
 if not mf._ready then
@@ -11,7 +11,9 @@ if not mf._ready then
   table.sort(parts)
   for _, name in ipairs(parts) do require(name) end
   mf._set_gradients(require 'moonflow.grad')
-  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data', Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save', load = 'moonflow.save' }
+  local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data',
+    Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save',
+    load = 'moonflow.save' }
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]

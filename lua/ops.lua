@@ -1,5 +1,3 @@
 -- Composed ops: functions of the module, and methods of tensors, written with ops.
 local mf = require 'moonflow.core'
-local Tensor = mf.Tensor
-
 return mf

@@ -6,24 +6,29 @@ local none = options.none
 
 -- x with its elements in row-major order (or another memory_format); x itself where it lies so already.
 function Tensor.contiguous(x, o)
-  local format = type(o) == 'table' and options('contiguous', o, { memory_format = 'contiguous' }).memory_format or 'contiguous'
+  local format = type(o) == 'table' and options('contiguous', o, { memory_format = 'contiguous' }).memory_format
+    or 'contiguous'
   if format == 'preserve' or x:is_contiguous(format) then return x end
   return x:clone { memory_format = format }
 end
 
 local formats = { contiguous = true, channels_last = true, preserve = true }
 local is_dtype = {}
-for _, name in ipairs { 'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32', 'float64' } do
+for _, name in ipairs { 'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32',
+  'float64' } do
   is_dtype[mf[name]] = true
 end
 
 -- A tensor on another device; to the meta device only the shape goes.
 local function to_device(x, device)
-  if x.device == 'meta' then error(("to: a tensor on the meta device has no data to bring to '%s'"):format(device), 3) end
+  if x.device == 'meta' then
+    error(("to: a tensor on the meta device has no data to bring to '%s'"):format(device), 3)
+  end
   return mf.empty_like(x, { device = device })
 end
 
--- x:to(dtype), x:to(device), x:to(other tensor), x:to{dtype=, device=, memory_format=, copy=}, and mixtures; x itself where nothing changes.
+-- x:to(dtype), x:to(device), x:to(other tensor), x:to{dtype=, device=, memory_format=, copy=}, and
+-- mixtures; x itself where nothing changes.
 function Tensor.to(x, ...)
   local dtype, device, o = nil, nil, {}
   for i = 1, select('#', ...) do
@@ -34,10 +39,13 @@ function Tensor.to(x, ...)
     elseif type(a) == 'table' then
       o = options('to', a, { dtype = none, device = none, memory_format = 'preserve', copy = false })
       dtype, device = o.dtype or dtype, o.device or device
-    elseif a ~= nil then error(('to: argument %d must be a dtype, a device or a tensor, is a %s'):format(i, type(a)), 2) end
+    elseif a ~= nil then
+      error(('to: argument %d must be a dtype, a device or a tensor, is a %s'):format(i, type(a)), 2)
+    end
   end
   if o.memory_format and not formats[o.memory_format] then
-    error(("to: memory_format must be one of contiguous, channels_last, preserve, is '%s'"):format(tostring(o.memory_format)), 2)
+    local text = "to: memory_format must be one of contiguous, channels_last, preserve, is '%s'"
+    error(text:format(tostring(o.memory_format)), 2)
   end
   local y = x
   if dtype and dtype ~= y.dtype then y = mf._cast(y, dtype) end
@@ -47,8 +55,8 @@ function Tensor.to(x, ...)
   return y
 end
 
-for name, dtype in pairs { float = 'float32', double = 'float64', half = 'float16', bfloat16 = 'bfloat16', long = 'int64', int = 'int32',
-  short = 'int16', char = 'int8', byte = 'uint8', bool = 'bool' } do
+for name, dtype in pairs { float = 'float32', double = 'float64', half = 'float16', bfloat16 = 'bfloat16',
+  long = 'int64', int = 'int32', short = 'int16', char = 'int8', byte = 'uint8', bool = 'bool' } do
   Tensor[name] = function(x) return x.dtype == mf[dtype] and x or mf._cast(x, mf[dtype]) end
 end
 

@@ -34,7 +34,8 @@ function mf.outer(a, b)
 end
 Tensor.outer = mf.outer
 
--- The weights of attention as one matrix: softmax of scale q k' with a mask, bool (true: seen) or float (added). Rows that see nothing are 0.
+-- The weights of attention as one matrix: softmax of scale q k' with a mask, bool (true: seen) or
+-- float (added). Rows that see nothing are 0.
 function mf._attention_weights(q, k, mask, is_causal, scale)
   local s = q:matmul(k:transpose(-2, -1)) * scale
   local seen
@@ -46,13 +47,16 @@ function mf._attention_weights(q, k, mask, is_causal, scale)
   return s:softmax(-1):masked_fill(dead, 0)
 end
 
--- softmax(q k' / sqrt(d) + attn_mask) v with PyTorch's arguments: attn_mask (bool: true is seen; float: added), dropout_p, is_causal,
--- scale, enable_gqa (q has a multiple of k's heads). Without the matrix of scores, unless there is dropout or a mask that wants a gradient.
+-- softmax(q k' / sqrt(d) + attn_mask) v with PyTorch's arguments: attn_mask (bool: true is seen;
+-- float: added), dropout_p, is_causal, scale, enable_gqa (q has a multiple of k's heads). Without
+-- the matrix of scores, unless there is dropout or a mask that wants a gradient.
 function mf.scaled_dot_product_attention(q, k, v, o)
-  o = options('scaled_dot_product_attention', o, { attn_mask = options.none, dropout_p = 0, is_causal = false, scale = options.none,
-    enable_gqa = false })
+  o = options('scaled_dot_product_attention', o, { attn_mask = options.none, dropout_p = 0, is_causal = false,
+    scale = options.none, enable_gqa = false })
   for name, t in pairs { q = q, k = k, v = v, attn_mask = o.attn_mask or q } do
-    if not mf.is_tensor(t) then error(('scaled_dot_product_attention: %s must be a tensor, is a %s'):format(name, type(t)), 2) end
+    if not mf.is_tensor(t) then
+      error(('scaled_dot_product_attention: %s must be a tensor, is a %s'):format(name, type(t)), 2)
+    end
   end
   if q:dim() < 2 or k:dim() < 2 then error('scaled_dot_product_attention: q and k must have at least 2 dims', 2) end
   if o.enable_gqa and k:size(-3) ~= q:size(-3) then

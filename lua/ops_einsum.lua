@@ -1,20 +1,25 @@
 -- einsum: sums of products named by letters, from permute, reshape and bmm.
 --
--- Operands are joined from the left, two at a time. A letter of both that nothing later needs is summed by the product, one that is needed later
--- is a batch dim. Letters of one operand alone are kept, or summed first where nothing needs them. '...' stands for dims that are aligned at the last and broadcast.
+-- Operands are joined from the left, two at a time. A letter of both that nothing later needs is
+-- summed by the product, one that is needed later is a batch dim. Letters of one operand alone are
+-- kept, or summed first where nothing needs them. '...' stands for dims that are aligned at the
+-- last and broadcast.
 local mf = require 'moonflow.core'
 local Tensor = mf.Tensor
 
 local function fail(...) error('einsum: ' .. string.format(...), 0) end
 
--- The labels of one side: letters, and for '...' as many of the labels -n .. -1 as the operand has more dims than letters.
+-- The labels of one side: letters, and for '...' as many of the labels -n .. -1 as the operand has
+-- more dims than letters.
 local function labels_of(text, ndim, k)
   local labels, rest = {}, nil
   local before, after = text:match '^(.-)%.%.%.(.*)$'
   local letters = (before or text) .. (after or '')
   if not letters:match '^%a*$' then fail("'%s' has other characters than letters and '...'", text) end
   local more = ndim - #letters
-  if more < 0 or (more > 0 and not before) then fail("operand %d has %d dims, '%s' names %d", k, ndim, text, #letters) end
+  if more < 0 or (more > 0 and not before) then
+    fail("operand %d has %d dims, '%s' names %d", k, ndim, text, #letters)
+  end
   for c in (before or text):gmatch '.' do labels[#labels + 1] = c end
   if before then
     rest = more
@@ -55,7 +60,9 @@ local function without_repeats(x, labels)
     for j = k + 1, #labels do
       if labels[j] == labels[k] then
         local c = labels[k]
-        if x:size(j - 1) ~= x:size(k - 1) then fail("'%s' is %d and %d in one operand", c, x:size(k - 1), x:size(j - 1)) end
+        if x:size(j - 1) ~= x:size(k - 1) then
+          fail("'%s' is %d and %d in one operand", c, x:size(k - 1), x:size(j - 1))
+        end
         x = x:diagonal(0, k - 1, j - 1)
         table.remove(labels, j)
         table.remove(labels, k)
@@ -116,13 +123,13 @@ end
 
 -- Two operands as one. `needed`: labels of the output and of later operands.
 local function join(a, la, b, lb, needed, size)
-  local ia, ib = index_of(la), index_of(lb)
-  local both = {}
+  local ib, both = index_of(lb), {}
   for _, c in ipairs(la) do both[c] = ib[c] ~= nil end
   local keep = setmetatable({}, { __index = function(_, c) return needed[c] or both[c] end })
   a, la = sum_others(a, la, keep)
   b, lb = sum_others(b, lb, keep)
-  ia, ib = index_of(la), index_of(lb)
+  local ia = index_of(la)
+  ib = index_of(lb)
   local batch, left, right, summed = {}, {}, {}, {}
   for _, c in ipairs(la) do
     local list = not ib[c] and left or (needed[c] and batch or summed)
@@ -198,7 +205,9 @@ end
 
 -- mf.einsum('bij,bkj->ik', a, b): operands as arguments or as one table.
 function mf.einsum(equation, ...)
-  if type(equation) ~= 'string' then error('einsum: the first argument must be an equation such as \'ij,jk->ik\'', 2) end
+  if type(equation) ~= 'string' then
+    error("einsum: the first argument must be an equation such as 'ij,jk->ik'", 2)
+  end
   local xs = { ... }
   if #xs == 1 and type(xs[1]) == 'table' then xs = xs[1] end
   for k, x in ipairs(xs) do

@@ -1,4 +1,5 @@
--- Losses, as torch.nn.functional's: reduction 'mean', 'sum' or 'none'. mse_loss, l1_loss, smooth_l1_loss and huber_loss are ops.
+-- Losses, as torch.nn.functional's: reduction 'mean', 'sum' or 'none'. mse_loss, l1_loss,
+-- smooth_l1_loss and huber_loss are ops.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local none = options.none
@@ -6,7 +7,9 @@ local none = options.none
 local reductions = { mean = true, sum = true, none = true }
 
 local function check_reduction(where, reduction)
-  if not reductions[reduction] then error(("%s: reduction must be one of mean, none, sum, is '%s'"):format(where, tostring(reduction)), 3) end
+  if not reductions[reduction] then
+    error(("%s: reduction must be one of mean, none, sum, is '%s'"):format(where, tostring(reduction)), 3)
+  end
 end
 
 local function reduce(loss, reduction)
@@ -26,7 +29,7 @@ local function check_same_shape(where, x, y)
   end
 end
 
--- -- Classes ------------------------------------------------------------------------------------------------------------------------
+-- -- Classes --------------------------------------------------------------------------------------
 
 -- Probabilities as targets: of x's shape.
 local function cross_entropy_soft(x, target, o)
@@ -45,10 +48,12 @@ local function cross_entropy_soft(x, target, o)
   return reduce(-(logp * target):sum(dim), o.reduction)
 end
 
--- Cross entropy of logits x (N, C, d1, ...) and labels (N, d1, ...), or probabilities of x's shape. Options: weight, reduction, ignore_index,
--- label_smoothing.
+-- Cross entropy of logits x (N, C, d1, ...) and labels (N, d1, ...), or probabilities of x's shape.
+-- Options: weight, reduction, ignore_index, label_smoothing.
 function mf.cross_entropy(x, target, ...)
-  if mf.is_tensor(x) and mf.is_tensor(target) and target:is_floating_point() then return cross_entropy_soft(x, target, ...) end
+  if mf.is_tensor(x) and mf.is_tensor(target) and target:is_floating_point() then
+    return cross_entropy_soft(x, target, ...)
+  end
   return (mf._cross_entropy(x, target, ...))
 end
 
@@ -62,15 +67,16 @@ local function as_rows(where, x, target)
   local fits = target.ndim == #want
   for d = 1, #want do fits = fits and target:size(d - 1) == want[d] end
   if not fits then
-    error(('%s: x has shape %s, so target must have shape (%s), has %s'):format(where, tostring(x.shape), table.concat(want, ', '),
-      tostring(target.shape)), 3)
+    error(('%s: x has shape %s, so target must have shape (%s), has %s'):format(where, tostring(x.shape),
+      table.concat(want, ', '), tostring(target.shape)), 3)
   end
   local classes = x:size(dim)
   if x.ndim > 2 then x = x:movedim(1, -1) end
   return x:reshape(-1, classes), target:reshape(-1):long(), want
 end
 
--- The negative log likelihood of log-probabilities x (N, C, d1, ...) under labels (N, d1, ...). Options: weight, reduction, ignore_index.
+-- The negative log likelihood of log-probabilities x (N, C, d1, ...) under labels (N, d1, ...).
+-- Options: weight, reduction, ignore_index.
 function mf.nll_loss(x, target, o)
   o = options('nll_loss', o, { weight = none, reduction = 'mean', ignore_index = -100 })
   check_tensor('nll_loss', 'x', x)
@@ -86,9 +92,10 @@ function mf.nll_loss(x, target, o)
   return reduce(o.reduction == 'none' and loss:reshape(shape) or loss, o.reduction)
 end
 
--- -- Probabilities ------------------------------------------------------------------------------------------------------------------------
+-- -- Probabilities --------------------------------------------------------------------------------
 
--- -(t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are cut at -100, as PyTorch does. Options: weight, reduction.
+-- -(t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are cut at -100, as PyTorch does.
+-- Options: weight, reduction.
 function mf.binary_cross_entropy(x, target, o)
   o = options('binary_cross_entropy', o, { weight = none, reduction = 'mean' })
   check_same_shape('binary_cross_entropy', x, target)
@@ -97,7 +104,8 @@ function mf.binary_cross_entropy(x, target, o)
   return reduce(mf._bce_loss(x, target, { reduction = 'none' }) * o.weight, o.reduction)
 end
 
--- The same for logits x, without overflow: (1 - t) x - (1 + (pos_weight - 1) t) log(sigmoid(x)). Options: weight, pos_weight, reduction.
+-- The same for logits x, without overflow: (1 - t) x - (1 + (pos_weight - 1) t) log(sigmoid(x)).
+-- Options: weight, pos_weight, reduction.
 function mf.binary_cross_entropy_with_logits(x, target, o)
   o = options('binary_cross_entropy_with_logits', o, { weight = none, pos_weight = none, reduction = 'mean' })
   check_same_shape('binary_cross_entropy_with_logits', x, target)

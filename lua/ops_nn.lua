@@ -7,8 +7,8 @@ local Tensor = mf.Tensor
 function mf.prelu(x, w)
   if w:numel() ~= 1 then
     if x.ndim < 2 or w.ndim ~= 1 or w:size(0) ~= x:size(1) then
-      error(('prelu: w must have one element, or one for each of the channels of x %s; has shape %s'):format(tostring(x.shape),
-        tostring(w.shape)), 2)
+      local text = 'prelu: w must have one element, or one for each of the channels of x %s; has shape %s'
+      error(text:format(tostring(x.shape), tostring(w.shape)), 2)
     end
     local shape = {}
     for d = 0, x.ndim - 1 do shape[d + 1] = d == 1 and w:size(0) or 1 end

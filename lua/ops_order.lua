@@ -12,7 +12,8 @@ local function read(name, dim, o)
   return dim, o.keepdim
 end
 
--- max(x): the largest element; max(x, dim, {keepdim=}): values and indices along dim; max(x, y): the larger of each pair.
+-- max(x): the largest element; max(x, dim, {keepdim=}): values and indices along dim; max(x, y):
+-- the larger of each pair.
 local function extreme(name, whole, along, pairwise)
   return function(x, dim, o)
     if mf.is_tensor(dim) then return pairwise(x, dim) end

@@ -1,5 +1,5 @@
--- Composed ops of shape, index and random numbers; see also the ops of src/op. Each is a function of the module and, where its first argument is a
--- tensor, a method.
+-- Composed ops of shape, index and random numbers; see also the ops of src/op. Each is a function
+-- of the module and, where its first argument is a tensor, a method.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local Tensor = mf.Tensor
@@ -20,7 +20,8 @@ end
 
 local function check_int(where, name, n, level)
   if is_int(n) then return end
-  error(('%s: %s must be a whole number, is %s'):format(where, name, type(n) == 'number' and tostring(n) or 'a ' .. type(n)), (level or 2) + 1)
+  local what = type(n) == 'number' and tostring(n) or 'a ' .. type(n)
+  error(('%s: %s must be a whole number, is %s'):format(where, name, what), (level or 2) + 1)
 end
 
 -- dim made non-negative; `where` names the function for the error.
@@ -28,7 +29,8 @@ local function check_dim(where, dim, ndim, level)
   check_int(where, 'dim', dim, (level or 2) + 1)
   local n = math.max(ndim, 1)
   if dim < -n or dim >= n then
-    error(('%s: dim %d is out of range for %d dims; legal are %d to %d'):format(where, dim, ndim, -n, n - 1), (level or 2) + 1)
+    error(('%s: dim %d is out of range for %d dims; legal are %d to %d'):format(where, dim, ndim, -n, n - 1),
+      (level or 2) + 1)
   end
   return dim < 0 and dim + n or dim
 end
@@ -39,9 +41,10 @@ local function list_of(first, ...)
   return { first, ... }
 end
 
--- -- Views ------------------------------------------------------------------------------------------------------------------
+-- -- Views ----------------------------------------------------------------------------------------
 
-Tensor.swapaxes, Tensor.swapdims, Tensor.moveaxis, Tensor.ravel = Tensor.transpose, Tensor.transpose, Tensor.movedim, Tensor.flatten
+Tensor.swapaxes, Tensor.swapdims, Tensor.moveaxis, Tensor.ravel = Tensor.transpose, Tensor.transpose, Tensor.movedim,
+  Tensor.flatten
 mf.swapaxes, mf.swapdims, mf.moveaxis, mf.ravel = mf.transpose, mf.transpose, mf.movedim, mf.flatten
 
 function Tensor.view_as(x, other)
@@ -87,19 +90,24 @@ function mf.broadcast_tensors(...)
   return out
 end
 
--- mf.meshgrid(a, b, {indexing = 'ij'}): a table of views of one shape, one dim for each vector; 'xy' exchanges the first two.
+-- mf.meshgrid(a, b, {indexing = 'ij'}): a table of views of one shape, one dim for each vector;
+-- 'xy' exchanges the first two.
 function mf.meshgrid(...)
   local xs = { ... }
   local o = is_options(xs[#xs]) and table.remove(xs) or nil
   o = options('meshgrid', o, { indexing = 'ij' })
   if type(xs[1]) == 'table' then xs = xs[1] end
-  if o.indexing ~= 'ij' and o.indexing ~= 'xy' then error(("meshgrid: indexing must be 'ij' or 'xy', is '%s'"):format(o.indexing), 2) end
+  if o.indexing ~= 'ij' and o.indexing ~= 'xy' then
+    error(("meshgrid: indexing must be 'ij' or 'xy', is '%s'"):format(o.indexing), 2)
+  end
   if #xs == 0 then error('meshgrid: at least one tensor is needed', 2) end
   local n, sizes, out = #xs, {}, {}
   local function place(k) return o.indexing == 'xy' and n > 1 and k <= 2 and 3 - k or k end
   for k, x in ipairs(xs) do
     check_tensor('meshgrid', 'xs[' .. k .. ']', x)
-    if x:dim() > 1 then error(('meshgrid: xs[%d] must have 0 or 1 dims, has shape %s'):format(k, tostring(x.shape)), 2) end
+    if x:dim() > 1 then
+      error(('meshgrid: xs[%d] must have 0 or 1 dims, has shape %s'):format(k, tostring(x.shape)), 2)
+    end
     sizes[place(k)] = x:numel()
   end
   for k, x in ipairs(xs) do
@@ -110,7 +118,7 @@ function mf.meshgrid(...)
   return out
 end
 
--- -- Repetition ---------------------------------------------------------------------------------------------------------------
+-- -- Repetition -----------------------------------------------------------------------------------
 
 -- x:tile(2, 3): x repeated so often in its last dims; more numbers than dims make new leading dims.
 function Tensor.tile(x, ...)
@@ -149,7 +157,8 @@ local function repeated(counts, n, level)
   return mf.tensor(places, { dtype = mf.int64 })
 end
 
--- Each entry of dim repeated in its place; repeats is a number or a tensor with one for each entry. Without dim, of all elements as one row.
+-- Each entry of dim repeated in its place; repeats is a number or a tensor with one for each entry.
+-- Without dim, of all elements as one row.
 function Tensor.repeat_interleave(x, repeats, o)
   check_tensor('repeat_interleave', 'x', x)
   if is_int(o) then o = { dim = o } end
@@ -174,7 +183,7 @@ end
 
 mf.tile, mf.repeat_interleave = Tensor.tile, Tensor.repeat_interleave
 
--- -- Indexing -------------------------------------------------------------------------------------------------------------------
+-- -- Indexing -------------------------------------------------------------------------------------
 
 -- A new last dim of num_classes (else one more than the largest): int64, 1 where x points, 0 elsewhere.
 function Tensor.one_hot(x, num_classes)
@@ -258,7 +267,7 @@ function Tensor.masked_scatter_(x, mask, source)
   return x:copy_(mf._masked_scatter(x, mask, source))
 end
 
--- -- Factories like a tensor --------------------------------------------------------------------------------------------------------
+-- -- Factories like a tensor ----------------------------------------------------------------------
 
 -- The arguments with the dtype and device of x where none are given.
 local function like(x, ...)
@@ -305,16 +314,19 @@ function mf.randint_like(x, low, high, o)
   return randint(low, high, x.shape, (like(x, o)))
 end
 
--- -- dropout -----------------------------------------------------------------------------------------------------------------------
+-- -- dropout --------------------------------------------------------------------------------------
 
--- mf.dropout(x, p, training) or mf.dropout(x, p, {training=, generator=}): zeros with probability p, and scales what stays by 1 / (1 - p).
+-- mf.dropout(x, p, training) or mf.dropout(x, p, {training=, generator=}): zeros with probability
+-- p, and scales what stays by 1 / (1 - p).
 local function dropout_options(name, x, p, o, level)
   check_tensor(name, 'x', x, level + 1)
   if is_options(p) then p, o = nil, p end
   if type(o) == 'boolean' then o = { training = o } end
   o = options(name, o, { p = none, training = true, generator = none }, level + 1)
   p = p or o.p or 0.5
-  if type(p) ~= 'number' or not (p >= 0 and p <= 1) then error(('%s: p must be from 0 to 1, is %s'):format(name, tostring(p)), level + 1) end
+  if type(p) ~= 'number' or not (p >= 0 and p <= 1) then
+    error(('%s: p must be from 0 to 1, is %s'):format(name, tostring(p)), level + 1)
+  end
   return p, o
 end
 

@@ -104,16 +104,19 @@ describe('mf.Function', function()
     local y = x * 1
     local z = Cube(y, 1)
     y:detach():add_(1)
-    refused(function() z:sum():backward() end, 'a tensor that Cube needs for its gradient was changed in place since by add_')
+    refused(function() z:sum():backward() end,
+      'a tensor that Cube needs for its gradient was changed in place since by add_')
     local w = Cube(x, 1):sum()
     w:backward()
     refused(function() w:backward() end, 'the graph was freed by an earlier backward pass at Cube')
     local Bad = mf.Function:extend 'Bad'
     function Bad.forward(_, a) return a * 1 end
     function Bad.backward() return 'x' end
-    refused(function() Bad(x):sum():backward() end, 'Bad: backward must return a tensor or nil for argument 1, returned a string')
+    refused(function() Bad(x):sum():backward() end,
+      'Bad: backward must return a tensor or nil for argument 1, returned a string')
     function Bad.backward() return mf.ones(3) end
-    refused(function() Bad(x):sum():backward() end, 'the gradient of input 1 of a function has shape (3,), the input has (2,)')
+    refused(function() Bad(x):sum():backward() end,
+      'the gradient of input 1 of a function has shape (3,), the input has (2,)')
     function Bad.backward() error 'boom' end
     refused(function() Bad(x):sum():backward() end, 'boom')
     refused(function() mf.Function:extend 'None'(x) end, 'None: has no forward')

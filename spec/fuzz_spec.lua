@@ -1,5 +1,6 @@
--- Bad input: every function that is bound gets values it cannot use. It succeeds, or raises a text that names the function and the
--- argument; the process lives, nothing leaks, nothing takes long, and memory stays under the limit.
+-- Bad input: every function that is bound gets values it cannot use. It succeeds, or raises a text
+-- that names the function and the argument; the process lives, nothing leaks, nothing takes long,
+-- and memory stays under the limit.
 local mf = require 'moonflow'
 local Cases = require 'spec.oracle.cases'
 local Run = require 'spec.oracle.run'
@@ -37,7 +38,7 @@ local function contained(f)
   end
 end
 
--- -- One argument at a time, for every op ---------------------------------------------------------------------------------
+-- -- One argument at a time, for every op ---------------------------------------------------------
 
 -- Error texts name the op and one of its parameters, an input by number, or the device.
 local function names_culprit(op, text)
@@ -45,7 +46,8 @@ local function names_culprit(op, text)
   for _, p in ipairs(op.params) do
     if text:find('%f[%w_]' .. p.name .. '%f[^%w_]') then return true end
   end
-  for _, word in ipairs { 'input %d', 'out of memory', 'argument %d', 'tensors? ', 'works on', 'option', 'shape', 'dims' } do
+  for _, word in ipairs { 'input %d', 'out of memory', 'argument %d', 'tensors? ', 'works on', 'option', 'shape',
+    'dims' } do
     if text:find(word) then return true end
   end
   return false
@@ -54,7 +56,9 @@ end
 local function check_text(op, what, ok, text)
   if ok then return end
   if type(text) ~= 'string' then error(('%s with %s raises a %s'):format(op.name, what, type(text)), 0) end
-  if not names_culprit(op, text) then error(('%s with %s: the error does not say who and what: %s'):format(op.name, what, text), 0) end
+  if not names_culprit(op, text) then
+    error(('%s with %s: the error does not say who and what: %s'):format(op.name, what, text), 0)
+  end
   if text:find('%.c:%d') then error(('%s with %s: names a C file: %s'):format(op.name, what, text), 0) end
 end
 
@@ -93,12 +97,13 @@ describe('fuzz #long, counts of arguments', function()
   end
 end)
 
--- -- Anything with anything ---------------------------------------------------------------------------------------------------
+-- -- Anything with anything -----------------------------------------------------------------------
 
 -- Functions that do what no test wants: end the test's own state, write files, start threads, wait.
 local left_out = {}
-for name in ([[set_memory_limit set_num_threads _set_gradients _set_hook _worker_start _safetensors_save save set_grad_enabled
-  enable_grad no_grad scope manual_seed data_ptr _memory_usage help _call_part _signatures sleep _sleep]]):gmatch '%S+' do
+for name in ([[set_memory_limit set_num_threads _set_gradients _set_hook _worker_start _safetensors_save save
+  set_grad_enabled enable_grad no_grad scope manual_seed data_ptr _memory_usage help _call_part _signatures sleep
+  _sleep]]):gmatch '%S+' do
   left_out[name] = true
 end
 
@@ -147,16 +152,18 @@ describe('fuzz #long, anything with anything', function()
   end
 end)
 
--- -- Operators, subscripts, fields ------------------------------------------------------------------------------------------
+-- -- Operators, subscripts, fields ----------------------------------------------------------------
 
 describe('fuzz #long, operators and fields', function()
   local operators = {
     add = function(a, b) return a + b end, sub = function(a, b) return a - b end, mul = function(a, b) return a * b end,
     div = function(a, b) return a / b end, pow = function(a, b) return a ^ b end, mod = function(a, b) return a % b end,
     unm = function(a) return -a end, eq = function(a, b) return a == b end, len = function(a) return #a end,
-    text = function(a) return tostring(a) end, concat = function(a, b) return a .. b end, less = function(a, b) return a < b end,
+    text = function(a) return tostring(a) end, concat = function(a, b) return a .. b end,
+    less = function(a, b) return a < b end,
     get = function(a, b) return a[b] end, get_list = function(a, b) return a[{ b, {} }] end,
-    set = function(a, b) a[b] = 1 end, set_value = function(a, b) a[0] = b end, set_list = function(a, b) a[{ {}, b }] = b end,
+    set = function(a, b) a[b] = 1 end, set_value = function(a, b) a[0] = b end,
+    set_list = function(a, b) a[{ {}, b }] = b end,
     set_data = function(a, b) a.data = b end, set_grad = function(a, b) a.grad = b end,
     set_requires_grad = function(a, b) a.requires_grad = b end, call = function(a, b) return a(b) end,
     field = function(a, b) return a[tostring(b)] end, set_field = function(a, b) a[tostring(b)] = b end,
@@ -188,7 +195,8 @@ describe('fuzz #long, sizes', function()
   local functions_of_size = { zeros = mf.zeros, ones = mf.ones, empty = mf.empty, rand = mf.rand, randn = mf.randn }
   for name, f in pairs(functions_of_size) do
     it(name .. ' refuses what does not fit', contained(function()
-      for _, size in ipairs { { 2 ^ 53 }, { 2 ^ 31, 2 ^ 31 }, { 2 ^ 62 }, { -1 }, { 2 ^ 40 }, { 1 / 0 }, { 0 / 0 }, { 1.5 }, { 3, -2 } } do
+      for _, size in ipairs { { 2 ^ 53 }, { 2 ^ 31, 2 ^ 31 }, { 2 ^ 62 }, { -1 }, { 2 ^ 40 }, { 1 / 0 }, { 0 / 0 },
+        { 1.5 }, { 3, -2 } } do
         local ok, text = pcall(f, size)
         assert(not ok, 'a size is accepted')
         assert(text:find(name .. ': '), text)

@@ -86,7 +86,8 @@ local function run_optimizer(case, tensors)
   end
 end
 
-for _, family in ipairs { 'pointwise', 'binary', 'reduce', 'shape', 'index', 'matmul', 'norm', 'conv', 'loss', 'optim' } do
+for _, family in ipairs { 'pointwise', 'binary', 'reduce', 'shape', 'index', 'matmul', 'norm', 'conv', 'loss',
+  'optim' } do
   describe('golden ' .. family, function()
     local tensors
     setup(function() tensors = mf.load(('%s/%s.safetensors'):format(folder, family)) end)

@@ -110,8 +110,8 @@ describe('memory', function()
     local limit = mf.memory_stats().in_use + 50 * MB
     mf.set_memory_limit(limit)
     local keep = {}
-    refused(('out of memory on cpu: requested %d bytes, in use %d, cached 0, limit %d'):format(20 * MB, limit - 10 * MB, limit),
-      function()
+    refused(('out of memory on cpu: requested %d bytes, in use %d, cached 0, limit %d'):format(20 * MB,
+      limit - 10 * MB, limit), function()
         for i = 1, 5 do keep[i] = megabytes(20) end
       end)
     assert.are.equal(2, #keep)

@@ -20,8 +20,10 @@ end
 describe('nn.Module', function()
   it('lists parameters, buffers and modules in order of assignment', function()
     local net = Net()
-    assert.same({ 'scale', 'zeta.weight', 'zeta.bias', 'alpha.0.weight', 'alpha.2.weight', 'alpha.2.bias' }, names(net:named_parameters()))
-    assert.same({ 'alpha.2.running_mean', 'alpha.2.running_var', 'alpha.2.num_batches_tracked' }, names(net:named_buffers()))
+    assert.same({ 'scale', 'zeta.weight', 'zeta.bias', 'alpha.0.weight', 'alpha.2.weight', 'alpha.2.bias' },
+      names(net:named_parameters()))
+    assert.same({ 'alpha.2.running_mean', 'alpha.2.running_var', 'alpha.2.num_batches_tracked' },
+      names(net:named_buffers()))
     assert.same({ '', 'zeta', 'alpha', 'alpha.0', 'alpha.1', 'alpha.2' }, names(net:named_modules()))
     assert.equal(6, #net:parameters())
   end)
@@ -65,7 +67,8 @@ describe('nn.Module', function()
     local ok, text = pcall(net.load_state_dict, net, dict)
     assert.is_false(ok)
     for _, part in ipairs { 'Error(s) in loading state_dict for Net', 'Missing key(s) in state_dict: "zeta.bias".',
-      'Unexpected key(s) in state_dict: "extra".', 'size mismatch for zeta.weight: copying a param with shape (5, 2)' } do
+      'Unexpected key(s) in state_dict: "extra".',
+      'size mismatch for zeta.weight: copying a param with shape (5, 2)' } do
       assert(text:find(part, 1, true), text)
     end
     assert.same(before, net.alpha[0].weight:tolist()) -- nothing was copied

@@ -1,5 +1,6 @@
--- The oracle: walks the op table and checks every op against what must hold for all of them. A new op is checked without a line here: see
--- spec/oracle/cases.lua for its inputs where the signature does not tell them, and spec/oracle/exempt.lua for what it is excused from.
+-- The oracle: walks the op table and checks every op against what must hold for all of them. A new
+-- op is checked without a line here: see spec/oracle/cases.lua for its inputs where the signature
+-- does not tell them, and spec/oracle/exempt.lua for what it is excused from.
 local mf = require 'moonflow'
 local Cases = require 'spec.oracle.cases'
 local Gradient = require 'spec.oracle.gradient'
@@ -65,7 +66,8 @@ describe('oracle #long, without gradient', function()
       if op.flags.no_grad then
         assert.is_false(has_gradient(op))
       elseif not has_gradient(op) then
-        assert(not next(names) or exempt.no_gradient[op.name], 'takes floats, has no gradient and is not listed in exempt.no_gradient')
+        assert(not next(names) or exempt.no_gradient[op.name],
+          'takes floats, has no gradient and is not listed in exempt.no_gradient')
       else
         for name in pairs(names) do
           assert(op.gradient[name] or exempt.no_input_gradient[op.name .. '.' .. name],
@@ -80,7 +82,9 @@ local function takes_any_memory(op) return is_determined(op) and not exempt.need
 for _, mode in ipairs { 'reversed', 'spaced', 'channels_last' } do
   each(mode .. ' memory', function(op) Layout.check_memory(op, maker(op), mode) end, takes_any_memory)
 end
-each('gradients in other memory', function(op, outputs) Layout.check_memory_gradients(op, maker(op, { B = 2 }), outputs) end,
+each('gradients in other memory', function(op, outputs)
+  Layout.check_memory_gradients(op, maker(op, { B = 2 }), outputs)
+end,
   function(op) return has_gradient(op) and takes_any_memory(op) end)
 each('expanded memory', function(op) Layout.check_expanded(op, maker(op)) end, takes_any_memory)
 

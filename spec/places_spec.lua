@@ -1,5 +1,6 @@
--- Views, joins, padding, indexing and assignment: results and gradients are PyTorch's (goldens/places.py). All but products are affine, which
--- gives the second gradients: with y = f(x), that of sum(w y^2) times v is the gradient of 2 w (f(v) - f(0)) through f.
+-- Views, joins, padding, indexing and assignment: results and gradients are PyTorch's
+-- (goldens/places.py). All but products are affine, which gives the second gradients: with y =
+-- f(x), that of sum(w y^2) times v is the gradient of 2 w (f(v) - f(0)) through f.
 local mf = require 'moonflow'
 
 local function made(shape, offset)
@@ -15,7 +16,8 @@ end
 local function compile(case)
   local names = { 'mf' }
   for _, input in ipairs(case[2]) do names[#names + 1] = input[1] end
-  return assert(loadstring(('local %s = ... %s return %s'):format(table.concat(names, ', '), case[5] or '', case[1]), '=' .. case[1]))
+  return assert(loadstring(('local %s = ... %s return %s'):format(table.concat(names, ', '), case[5] or '', case[1]),
+    '=' .. case[1]))
 end
 
 local function flat(t)
@@ -41,7 +43,8 @@ local function close(want, got)
   assert.are.equal(#want, #got)
   for i = 1, #want do
     if type(want[i]) == 'number' then
-      assert.is_true(math.abs(want[i] - got[i]) <= 1e-9 * (1 + math.abs(want[i])), ('element %d is %.17g, not %.17g'):format(i - 1, got[i], want[i]))
+      assert.is_true(math.abs(want[i] - got[i]) <= 1e-9 * (1 + math.abs(want[i])),
+        ('element %d is %.17g, not %.17g'):format(i - 1, got[i], want[i]))
     else
       assert.are.equal(want[i], got[i])
     end
@@ -76,7 +79,8 @@ local function check_second(case, f)
     vs[k] = made(input[2], 5)
     zeros[k] = mf.zeros_like(vs[k])
   end
-  local first = mf.grad(loss_of({ f(mf, unpack(xs)) }, function(y) return y * y * weight(y) end), xs, { create_graph = true, allow_unused = true })
+  local first = mf.grad(loss_of({ f(mf, unpack(xs)) }, function(y) return y * y * weight(y) end), xs,
+    { create_graph = true, allow_unused = true })
   local h = mf.zeros({}, { dtype = mf.float64 })
   for k, g in pairs(first) do h = h + (g * vs[k]):sum() end
   local second = h.requires_grad and mf.grad(h, xs, { allow_unused = true }) or {}
@@ -92,7 +96,9 @@ describe('places', function()
   for i, case in ipairs(dofile 'spec/goldens/places.lua') do
     it(('%d: %s'):format(i, case[1]), function()
       local f = compile(case)
-      if check_first(case, f) and not (case[1]:find 'einsum' and #case[2] > 1) and not case[1]:find ':float' then check_second(case, f) end
+      if check_first(case, f) and not (case[1]:find 'einsum' and #case[2] > 1) and not case[1]:find ':float' then
+        check_second(case, f)
+      end
     end)
   end
 end)

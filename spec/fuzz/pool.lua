@@ -96,7 +96,8 @@ local pool = {
   { 'a deep table', deep },
   { 'a ragged table', function() return { { 1, 2 }, { 3 } } end },
   { 'a table with a metatable', function()
-    return setmetatable({}, { __index = function() error 'from __index' end, __len = function() error 'from __len' end })
+    return setmetatable({}, { __index = function() error 'from __index' end,
+      __len = function() error 'from __len' end })
   end },
   { 'a 0-d tensor', function() return mf.tensor(1.5) end },
   { 'a tensor without elements', function() return mf.zeros(0, 3) end },

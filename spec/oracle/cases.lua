@@ -1,20 +1,23 @@
--- Calls of every op for the oracle. An op without an entry gets cases made from its signature: float tensors of one shape, broadcast
--- shapes for pointwise ops, every choice of a choice. Where that does not run, an entry is missing and the oracle fails.
+-- Calls of every op for the oracle. An op without an entry gets cases made from its signature:
+-- float tensors of one shape, broadcast shapes for pointwise ops, every choice of a choice. Where
+-- that does not run, an entry is missing and the oracle fails.
 --
--- An entry is a function of Values `v` and `add`; add{...} takes the arguments of a call by name. Sizes v.B may be 0 and v.L large. A field
--- `smooth = false` marks a call whose gradient is not its slope, by definition of the op.
+-- An entry is a function of Values `v` and `add`; add{...} takes the arguments of a call by name.
+-- Sizes v.B may be 0 and v.L large. A field `smooth = false` marks a call whose gradient is not its
+-- slope, by definition of the op.
 local Values = require 'spec.oracle.values'
 local cases, domain = {}, {}
 
 -- Where functions are defined, or stay small enough for finite differences.
 for name, range in pairs {
   log = { .1, 4 }, log2 = { .1, 4 }, log10 = { .1, 4 }, log1p = { -.5, 3 }, sqrt = { .1, 4 }, rsqrt = { .1, 4 },
-  reciprocal = { .3, 3 }, asin = { -.9, .9 }, acos = { -.9, .9 }, atanh = { -.9, .9 }, acosh = { 1.1, 4 }, tan = { -1, 1 },
+  reciprocal = { .3, 3 }, asin = { -.9, .9 }, acos = { -.9, .9 }, atanh = { -.9, .9 }, acosh = { 1.1, 4 },
+    tan = { -1, 1 },
 } do
   domain[name] = range
 end
 
--- -- Pointwise ----------------------------------------------------------------------------------------------------------
+-- -- Pointwise ------------------------------------------------------------------------------------
 
 -- Two operands where the second stays away from 0.
 local function division(v, add)
@@ -144,9 +147,11 @@ local function comparison(v, add)
   add { a = v:i(0, 3, v.B, 5), b = 1 }
   add { a = v:b(v.B, 5), b = v:b(5) }
 end
-for _, name in ipairs { 'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'logical_and', 'logical_or', 'logical_xor' } do cases[name] = comparison end
+for _, name in ipairs { 'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'logical_and', 'logical_or', 'logical_xor' } do
+  cases[name] = comparison
+end
 
--- -- Copies, factories ----------------------------------------------------------------------------------------------------
+-- -- Copies, factories ----------------------------------------------------------------------------
 
 function cases.clone(v, add)
   add { x = v:n(v.B, 3, 2 * v.L) }
@@ -154,7 +159,8 @@ function cases.clone(v, add)
   add { x = v:n(v.B, 3, 2, 2), memory_format = 'channels_last' }
 end
 function cases.cast(v, add)
-  for _, dtype in ipairs { 'float32', 'float64', 'float16', 'bfloat16', 'int64', 'int32', 'int16', 'int8', 'uint8', 'bool' } do
+  for _, dtype in ipairs { 'float32', 'float64', 'float16', 'bfloat16', 'int64', 'int32', 'int16', 'int8', 'uint8',
+    'bool' } do
     add { x = dtype == 'uint8' and v:u(0, 8, v.B, 5) or v:u(-8, 8, v.B, 5), dtype = dtype }
   end
   add { x = v:i(-9, 9, v.B, 5), dtype = 'float32' }
@@ -192,7 +198,7 @@ function cases.scatter_base(v, add)
   add { x = v:n(4, 3), src = v:n(2, 3), base_stride = { 3, 1 }, size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
 end
 
--- -- Views ----------------------------------------------------------------------------------------------------------------
+-- -- Views ----------------------------------------------------------------------------------------
 
 local function reshaped(v, add)
   add { x = v:n(v.B, 4, 6), size = { v.B, 24 } }
@@ -274,7 +280,7 @@ function cases.spread(v, add)
   add { x = v:n(v.B, 1, 5), size = { v.B, 3, 5 }, dim = 1, keepdim = true }
 end
 
--- -- Joins ------------------------------------------------------------------------------------------------------------------
+-- -- Joins ----------------------------------------------------------------------------------------
 
 function cases.cat(v, add)
   add { xs = { v:n(v.B, 3), v:n(v.B, 1), v:n(v.B, 2) }, dim = 1 }
@@ -316,7 +322,7 @@ function cases.pad_backward(v, add)
   end
 end
 
--- -- Reductions ---------------------------------------------------------------------------------------------------------------
+-- -- Reductions -----------------------------------------------------------------------------------
 
 local function reduction(v, add)
   add { x = v:n(v.B, 5 * v.L) }
@@ -384,7 +390,7 @@ function cases.cumprod(v, add)
 end
 function cases.cumprod_backward(v, add) add { g = v:n(v.B, 5), x = v:u(.5, 1.5, v.B, 5), dim = 1 } end
 
--- -- Indexing ---------------------------------------------------------------------------------------------------------------
+-- -- Indexing -------------------------------------------------------------------------------------
 
 function cases.index(v, add)
   add { x = v:n(4, v.B), indices = { v:i(0, 4, 5) }, dims = { 0 } }
@@ -404,7 +410,9 @@ function cases.index_select(v, add)
   add { x = v:n(v.B, 4), dim = 1, index = v:i(0, 4, 6) }
   add { x = v:n(4, v.B), dim = 0, index = v:i(0, 4, 3) }
 end
-function cases.index_select_backward(v, add) add { g = v:n(v.B, 6), index = v:i(0, 4, 6), size = { v.B, 4 }, dim = 1 } end
+function cases.index_select_backward(v, add)
+  add { g = v:n(v.B, 6), index = v:i(0, 4, 6), size = { v.B, 4 }, dim = 1 }
+end
 function cases.index_add(v, add)
   add { x = v:n(v.B, 4), dim = 1, index = v:i(0, 4, 6), source = v:n(v.B, 6) }
   add { x = v:n(4, v.B), dim = 0, index = v:i(0, 4, 5), source = v:n(5, v.B) }
@@ -437,7 +445,9 @@ function cases.gather(v, add)
   add { x = v:n(5, v.B), dim = 0, index = v:i(0, 5, 2, v.B) }
   add { x = v:n(4, 5), dim = 1, index = v:i(0, 5, 2, 3) }
 end
-function cases.gather_backward(v, add) add { g = v:n(v.B, 3), index = v:i(0, 5, v.B, 3), size = { v.B, 5 }, dim = 1 } end
+function cases.gather_backward(v, add)
+  add { g = v:n(v.B, 3), index = v:i(0, 5, v.B, 3), size = { v.B, 5 }, dim = 1 }
+end
 function cases.scatter(v, add)
   local rows = {}
   for k = 1, v.B do rows[k] = v:p(5, 3) end
@@ -451,7 +461,7 @@ function cases.scatter_add(v, add)
   add { x = v:n(4, v.B), dim = 0, index = v:i(0, 4, 5, v.B), src = v:n(5, v.B) }
 end
 
--- -- Products -----------------------------------------------------------------------------------------------------------------
+-- -- Products -------------------------------------------------------------------------------------
 
 function cases.matmul(v, add)
   add { a = v:n(v.B, 3 * v.L), b = v:n(3 * v.L, 5) }
@@ -480,7 +490,7 @@ function cases.linear_weight(v, add)
   add { g = v:n(v.B, 2, 5), x = v:n(v.B, 2, 3) }
 end
 
--- -- Images -------------------------------------------------------------------------------------------------------------------
+-- -- Images ---------------------------------------------------------------------------------------
 
 function cases.conv2d(v, add)
   add { x = v:n(v.B, 2, 5, 4), w = v:n(3, 2, 3, 2) }
@@ -516,7 +526,8 @@ function cases.max_pool2d_pick(v, add)
 end
 function cases.avg_pool2d(v, add)
   add { x = v:n(v.B, 2, 4, 6), kernel_size = 2 }
-  add { x = v:n(v.B, 2, 5, 5), kernel_size = { 3, 2 }, stride = 2, padding = 1, ceil_mode = true, count_include_pad = false }
+  add { x = v:n(v.B, 2, 5, 5), kernel_size = { 3, 2 }, stride = 2, padding = 1, ceil_mode = true,
+    count_include_pad = false }
   add { x = v:n(v.B, 2, 5, 5), kernel_size = 3, stride = 1, padding = 1, divisor_override = 5 }
 end
 function cases.avg_pool2d_backward(v, add)
@@ -529,7 +540,7 @@ function cases.adaptive_avg_pool2d(v, add)
 end
 function cases.adaptive_avg_pool2d_backward(v, add) add { g = v:n(v.B, 2, 2, 3), size = { 5, 7 } } end
 
--- -- Normalisation, attention, losses -------------------------------------------------------------------------------------------
+-- -- Normalisation, attention, losses -------------------------------------------------------------
 
 local function along(v, add)
   add { x = v:n(v.B, 5 * v.L) }
@@ -552,7 +563,8 @@ function cases.layer_norm(v, add)
 end
 function cases.layer_norm_backward(v, add)
   add { g = v:n(v.B, 5), x = v:n(v.B, 5), normalized_shape = 5, params = false, eps = 0.01 }
-  add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), normalized_shape = { 2, 3 }, weight = v:n(2, 3), params = true, eps = 1e-5 }
+  add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), normalized_shape = { 2, 3 }, weight = v:n(2, 3), params = true,
+    eps = 1e-5 }
 end
 function cases.rms_norm(v, add)
   add { x = v:n(v.B, 5 * v.L), normalized_shape = 5 * v.L, eps = 1e-5 }
@@ -560,7 +572,8 @@ function cases.rms_norm(v, add)
 end
 function cases.rms_norm_backward(v, add)
   add { g = v:n(v.B, 5), x = v:n(v.B, 5), normalized_shape = 5, params = false, eps = 0.01 }
-  add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), normalized_shape = { 2, 3 }, weight = v:n(2, 3), params = true, eps = 1e-5 }
+  add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), normalized_shape = { 2, 3 }, weight = v:n(2, 3), params = true,
+    eps = 1e-5 }
 end
 function cases.group_norm(v, add)
   add { x = v:n(v.B, 4, 3, 2), num_groups = 2 }
@@ -572,13 +585,15 @@ function cases.group_norm_backward(v, add)
 end
 function cases.batch_norm(v, add)
   add { x = v:n(v.B, 3), training = true }
-  add { x = v:n(v.B, 3, 2, 2), running_mean = v:n(3), running_var = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3), training = true,
-    momentum = 0.3 }
-  add { x = v:n(v.B, 3, 5), running_mean = v:n(3), running_var = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3), eps = 0.01 }
+  add { x = v:n(v.B, 3, 2, 2), running_mean = v:n(3), running_var = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3),
+    training = true, momentum = 0.3 }
+  add { x = v:n(v.B, 3, 5), running_mean = v:n(3), running_var = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3),
+    eps = 0.01 }
 end
 function cases.batch_norm_backward(v, add)
   add { g = v:n(v.B, 3), x = v:n(v.B, 3), mean = v:n(3), rstd = v:u(.5, 2, 3), training = false, params = false }
-  add { g = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3), weight = v:n(3), training = true, params = true }
+  add { g = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3), weight = v:n(3),
+    training = true, params = true }
 end
 function cases.attention(v, add)
   add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), scale = 0.5 }
@@ -590,33 +605,36 @@ function cases.cross_entropy(v, add)
   add { x = v:n(v.B, 5 * v.L), target = v:i(0, 5, v.B) }
   add { x = v:n(v.B, 5), target = v:i(0, 5, v.B), weight = v:u(.5, 2, 5), label_smoothing = 0.1 }
   add { x = v:n(v.B, 5, 2), target = v:i(0, 5, v.B, 2), reduction = 'sum', label_smoothing = 0.1 }
-  add { x = v:n(v.B, 5, 2, 3), target = v:i(0, 5, v.B, 2, 3), reduction = 'none', weight = v:u(.5, 2, 5), ignore_index = 2 }
+  add { x = v:n(v.B, 5, 2, 3), target = v:i(0, 5, v.B, 2, 3), reduction = 'none', weight = v:u(.5, 2, 5),
+    ignore_index = 2 }
   add { x = v:n(5), target = v:i(0, 5), reduction = 'sum' }
 end
 function cases.cross_entropy_backward(v, add)
   local x, y = v:n(v.B, 5), v:n(v.B, 5, 3)
   add { g = v:n(), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), total = v:u(2, 3) }
-  add { g = v:n(), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), total = v:u(2, 3), weight = v:u(.5, 2, 5), label_smoothing = 0.1,
-    reduction = 'sum' }
-  add { g = v:n(v.B, 3), x = y, target = v:i(0, 5, v.B, 3), lse = y:logsumexp(1), total = v:u(2, 3), ignore_index = 2, reduction = 'none' }
+  add { g = v:n(), x = x, target = v:i(0, 5, v.B), lse = x:logsumexp(1), total = v:u(2, 3), weight = v:u(.5, 2, 5),
+    label_smoothing = 0.1, reduction = 'sum' }
+  add { g = v:n(v.B, 3), x = y, target = v:i(0, 5, v.B, 3), lse = y:logsumexp(1), total = v:u(2, 3),
+    ignore_index = 2, reduction = 'none' }
 end
 -- The target stays away from x, where there are corners.
 local function losses(v, add, more)
-  for _, reduction in ipairs { 'mean', 'sum', 'none' } do
-    local args = { x = v:u(.1, .45, v.B, 5 * v.L), target = v:u(.55, .9, v.B, 5 * v.L), reduction = reduction }
+  for _, by in ipairs { 'mean', 'sum', 'none' } do
+    local args = { x = v:u(.1, .45, v.B, 5 * v.L), target = v:u(.55, .9, v.B, 5 * v.L), reduction = by }
     for key, value in pairs(more or {}) do args[key] = value end
     add(args)
   end
 end
 local function loss_gradients(v, add, more)
-  for _, reduction in ipairs { 'mean', 'sum', 'none' } do
-    local args = { g = reduction == 'none' and v:n(v.B, 5) or v:n(), x = v:u(.1, .45, v.B, 5), target = v:u(.55, .9, v.B, 5),
-      reduction = reduction }
+  for _, by in ipairs { 'mean', 'sum', 'none' } do
+    local args = { g = by == 'none' and v:n(v.B, 5) or v:n(), x = v:u(.1, .45, v.B, 5),
+      target = v:u(.55, .9, v.B, 5), reduction = by }
     for key, value in pairs(more or {}) do args[key] = value end
     add(args)
   end
 end
-for _, name in ipairs { 'mse_loss', 'l1_loss', 'smooth_l1_loss', 'huber_loss', 'bce_loss', 'bce_logits_loss', 'kl_loss' } do
+for _, name in ipairs { 'mse_loss', 'l1_loss', 'smooth_l1_loss', 'huber_loss', 'bce_loss', 'bce_logits_loss',
+  'kl_loss' } do
   cases[name], cases[name .. '_backward'] = losses, loss_gradients
 end
 function cases.smooth_l1_loss(v, add) losses(v, add, { beta = 0.3 }) end
@@ -624,12 +642,12 @@ function cases.smooth_l1_loss_backward(v, add) loss_gradients(v, add, { beta = 0
 function cases.huber_loss(v, add) losses(v, add, { delta = 0.3 }) end
 function cases.huber_loss_backward(v, add) loss_gradients(v, add, { delta = 0.3 }) end
 
--- -- Random numbers -----------------------------------------------------------------------------------------------------------
+-- -- Random numbers -------------------------------------------------------------------------------
 
 local function random_sized(v, add) add { size = { v.B, 5 }, dtype = v.dtype } end
 cases.rand, cases.randn = random_sized, random_sized
 function cases.randint(v, add) add { low = -3, high = 9, size = { v.B, 5 } } end
-function cases.randperm(v, add) add { n = 7 } end
+function cases.randperm(_, add) add { n = 7 } end
 for _, name in ipairs { 'uniform_', 'normal_', 'bernoulli_' } do
   cases[name] = function(v, add) add { x = v:n(v.B, 5) } end
 end
@@ -653,7 +671,7 @@ function cases.multinomial(v, add)
   add { x = v:u(.1, .9, 5), num_samples = 8, replacement = true }
 end
 
--- -- Optimisers ---------------------------------------------------------------------------------------------------------------
+-- -- Optimisers -----------------------------------------------------------------------------------
 
 -- Lists of as many tensors of equal shapes for each name.
 local function lists(v, names, options)
@@ -663,7 +681,8 @@ end
 cases['sgd_'] = function(v, add)
   add(lists(v, { 'params', 'grads' }, { bufs = {}, lr = 0.1 }))
   add(lists(v, { 'params', 'grads', 'bufs' }, { lr = 0.1, momentum = 0.9, weight_decay = 0.01, nesterov = true }))
-  add(lists(v, { 'params', 'grads', 'bufs' }, { lr = 0.1, momentum = 0.9, dampening = 0.1, maximize = true, first = true }))
+  add(lists(v, { 'params', 'grads', 'bufs' }, { lr = 0.1, momentum = 0.9, dampening = 0.1, maximize = true,
+    first = true }))
 end
 local adam = { lr = 0.1, beta1 = 0.8, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, step = 3 }
 local function with(options, more)
@@ -685,7 +704,8 @@ cases['adadelta_'] = function(v, add)
 end
 cases['rmsprop_'] = function(v, add)
   add(lists(v, { 'params', 'grads', 'square_avgs' }, { grad_avgs = {}, bufs = {}, lr = 0.1 }))
-  add(lists(v, { 'params', 'grads', 'square_avgs', 'bufs' }, { grad_avgs = {}, lr = 0.1, momentum = 0.5, weight_decay = 0.01 }))
+  add(lists(v, { 'params', 'grads', 'square_avgs', 'bufs' },
+    { grad_avgs = {}, lr = 0.1, momentum = 0.5, weight_decay = 0.01 }))
 end
 local function rows(v, names, options)
   options.param, options.ids, options.values = v:n(6, 3), v:p(6, 4), v:n(4, 3)
@@ -699,7 +719,7 @@ end
 cases['adam_rows_'] = function(v, add) add(rows(v, { 'exp_avg', 'exp_avg_sq' }, with(adam, { weight_decay = 0 }))) end
 cases['adagrad_rows_'] = function(v, add) add(rows(v, { 'sum' }, { lr = 0.1, step = 3 })) end
 
--- -- From the signature --------------------------------------------------------------------------------------------------------
+-- -- From the signature ---------------------------------------------------------------------------
 
 local function tensor_of(op, v, ...)
   if op.flags.int_only then return v:i(0, 64, ...) end
@@ -713,7 +733,8 @@ local function generic_one(op, v, shape_of)
     if p.kind == 'tensor' and not p.optional then
       k = k + 1
       local shape = shape_of(k)
-      args[p.name] = p.list and { tensor_of(op, v, unpack(shape)), tensor_of(op, v, unpack(shape)) } or tensor_of(op, v, unpack(shape))
+      args[p.name] = p.list and { tensor_of(op, v, unpack(shape)), tensor_of(op, v, unpack(shape)) }
+        or tensor_of(op, v, unpack(shape))
     end
   end
   return args

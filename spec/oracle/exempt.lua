@@ -8,8 +8,8 @@ local step = 'an optimiser step is not recorded'
 return {
   -- Ops with float inputs and no gradient.
   no_gradient = {
-    ['adadelta_'] = step, ['adagrad_'] = step, ['adagrad_rows_'] = step, ['adam_'] = step, ['adam_rows_'] = step, ['adamax_'] = step,
-    ['rmsprop_'] = step, ['sgd_'] = step, ['sgd_rows_'] = step,
+    ['adadelta_'] = step, ['adagrad_'] = step, ['adagrad_rows_'] = step, ['adam_'] = step, ['adam_rows_'] = step,
+    ['adamax_'] = step, ['rmsprop_'] = step, ['sgd_'] = step, ['sgd_rows_'] = step,
   },
   -- Inputs of ops that have a gradient, which are not served: OP.PARAM.
   no_input_gradient = {
@@ -29,8 +29,9 @@ return {
   -- Only "all B" is legal.
   no_sbp = {
     arange = index, linspace = index, logspace = index, eye = index,
-    rand = draws, randn = draws, randint = draws, randperm = draws, bernoulli = draws, ['bernoulli_'] = draws, normal = draws,
-    ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws, dropout = draws, dropout_backward = draws,
+    rand = draws, randn = draws, randint = draws, randperm = draws, bernoulli = draws, ['bernoulli_'] = draws,
+    normal = draws, ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws,
+    dropout = draws, dropout_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
     slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,
     total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',
@@ -49,8 +50,9 @@ return {
   no_empty = {
     amax = 'nothing has no largest element', amin = 'nothing has no smallest element',
     argmax = 'nothing has no largest element', argmin = 'nothing has no smallest element',
-    cross_entropy = 'the mean of nothing is NaN', mse_loss = 'the mean of nothing is NaN', l1_loss = 'the mean of nothing is NaN',
-    smooth_l1_loss = 'the mean of nothing is NaN', huber_loss = 'the mean of nothing is NaN', bce_loss = 'the mean of nothing is NaN',
+    cross_entropy = 'the mean of nothing is NaN', mse_loss = 'the mean of nothing is NaN',
+    l1_loss = 'the mean of nothing is NaN', smooth_l1_loss = 'the mean of nothing is NaN',
+    huber_loss = 'the mean of nothing is NaN', bce_loss = 'the mean of nothing is NaN',
     bce_logits_loss = 'the mean of nothing is NaN', kl_loss = 'the mean of nothing is NaN',
   },
   -- No 16-bit floats.

@@ -1,5 +1,6 @@
--- Gradients against central finite differences in float64, of the loss sum(out * w) over float results, w being fixed weights. For
--- second gradients the weights are inputs too, so that the path through the incoming gradient is covered.
+-- Gradients against central finite differences in float64, of the loss sum(out * w) over float
+-- results, w being fixed weights. For second gradients the weights are inputs too, so that the path
+-- through the incoming gradient is covered.
 local mf = require 'moonflow'
 local Values = require 'spec.oracle.values'
 local Run = require 'spec.oracle.run'

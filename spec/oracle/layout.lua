@@ -27,7 +27,7 @@ local function compare_gradients(op, args, changed, exempt, rtol, atol, how, loo
   end
 end
 
--- -- Memory -------------------------------------------------------------------------------------------------------------
+-- -- Memory ---------------------------------------------------------------------------------------
 
 local function reversed(t)
   local dims = {}
@@ -81,7 +81,7 @@ function Layout.check_expanded(op, make)
   end
 end
 
--- -- Dtypes ---------------------------------------------------------------------------------------------------------------
+-- -- Dtypes ---------------------------------------------------------------------------------------
 
 local function to_dtype(dtype)
   return function(t) return t:is_floating_point() and t:to(dtype) or t end
@@ -142,10 +142,10 @@ function Layout.check_integers(op, make)
   return taken
 end
 
--- -- In place ---------------------------------------------------------------------------------------------------------------
+-- -- In place -------------------------------------------------------------------------------------
 
--- NAME_ gives what NAME gives, in the same tensor, with the same gradient; or refuses where the result does not fit. Returns how many
--- calls were compared.
+-- NAME_ gives what NAME gives, in the same tensor, with the same gradient; or refuses where the
+-- result does not fit. Returns how many calls were compared.
 function Layout.check_in_place(op, make, exempt)
   local compared, first = 0, op.params[1]
   for k = 1, #make() do
@@ -174,8 +174,11 @@ function Layout.check_in_place(op, make, exempt)
       for i = 1, #slots do
         if want_grads[i] or got_grads[i] then
           local some = want_grads[i] or got_grads[i]
-          local wrong = Values.difference(got_grads[i] or mf.zeros_like(some), want_grads[i] or mf.zeros_like(some), 1e-12, 1e-12)
-          if wrong then fail(op, 'in place: the gradient by %s %s', Run.slot_name(Run.tensors(op, args)[slots[i]]), wrong) end
+          local wrong = Values.difference(got_grads[i] or mf.zeros_like(some), want_grads[i] or mf.zeros_like(some),
+            1e-12, 1e-12)
+          if wrong then
+            fail(op, 'in place: the gradient by %s %s', Run.slot_name(Run.tensors(op, args)[slots[i]]), wrong)
+          end
         end
       end
       compared = compared + 1
@@ -184,7 +187,7 @@ function Layout.check_in_place(op, make, exempt)
   return compared
 end
 
--- -- Shapes without data ------------------------------------------------------------------------------------------------------
+-- -- Shapes without data --------------------------------------------------------------------------
 
 local function on_meta(t)
   local m = mf.empty(t.shape, { dtype = t.dtype, device = 'meta' })
@@ -218,14 +221,17 @@ function Layout.check_meta(op, make, any_memory)
       end
       if op.flags.data then
         local ok, text = pcall(Run.call, op, meta, true)
-        if ok or not tostring(text):find 'data' then fail(op, 'on meta tensors: %s', ok and 'no error' or tostring(text)) end
+        if ok or not tostring(text):find 'data' then
+          fail(op, 'on meta tensors: %s', ok and 'no error' or tostring(text))
+        end
       else
         local want, got = Run.call(op, args), Run.call(op, meta, true)
         if #got ~= #want then fail(op, 'on meta tensors: %d results, not %d', #got, #want) end
         for i = 1, #want do
           if got[i].device ~= 'meta' then fail(op, 'on meta tensors: a result on %s', got[i].device) end
           if description(got[i]) ~= description(want[i]) then
-            fail(op, 'on meta tensors: %s is %s, not %s', Run.result_name(op, args, i), description(got[i]), description(want[i]))
+            fail(op, 'on meta tensors: %s is %s, not %s', Run.result_name(op, args, i), description(got[i]),
+              description(want[i]))
           end
         end
       end
@@ -247,7 +253,9 @@ function Layout.check_empty(op, make, exempt)
     for i = 1, #slots do
       if grads[i] then
         finite(grads[i], 'a gradient')
-        if grads[i].shape ~= leaves[i].shape then fail(op, 'without elements: a gradient of shape %s', tostring(grads[i].shape)) end
+        if grads[i].shape ~= leaves[i].shape then
+          fail(op, 'without elements: a gradient of shape %s', tostring(grads[i].shape))
+        end
       end
     end
   end

@@ -50,7 +50,8 @@ function Run.prepare(op, args, raw)
   return args
 end
 
--- Results of f(args) as a list: outputs (those of a Tensor[] one by one), then the tensors that the call has written into.
+-- Results of f(args) as a list: outputs (those of a Tensor[] one by one), then the tensors that the
+-- call has written into.
 function Run.apply(op, f, args, raw)
   args = Run.prepare(op, args, raw)
   local results

@@ -1,5 +1,6 @@
--- Every SBP signature replayed on one machine: the inputs are cut as it says, the op runs on each part, and the parts' outputs are
--- joined as it says. The result must be that of the whole. For two axes each part is replayed again by itself.
+-- Every SBP signature replayed on one machine: the inputs are cut as it says, the op runs on each
+-- part, and the parts' outputs are joined as it says. The result must be that of the whole. For two
+-- axes each part is replayed again by itself.
 local mf = require 'moonflow'
 local Values = require 'spec.oracle.values'
 local Run = require 'spec.oracle.run'
@@ -116,8 +117,8 @@ local function replay(op, args, n, signature, whole)
   return calls
 end
 
--- Replays every signature of a call over n ranks, and where depth > 1 each part's over n again. Returns how many there were beside
--- "all B".
+-- Replays every signature of a call over n ranks, and where depth > 1 each part's over n again.
+-- Returns how many there were beside "all B".
 function Split.check(op, args, n, depth, trail)
   local whole = Run.call(op, args)
   local count = 0

@@ -1,7 +1,9 @@
--- Input values for the oracle: repeatable, the same numbers for every dtype, far from the points where functions jump or bend.
+-- Input values for the oracle: repeatable, the same numbers for every dtype, far from the points
+-- where functions jump or bend.
 --
--- Numbers are odd multiples of a power of two with 8 significant bits, so that bfloat16 holds them exactly; they are never
--- whole, a half or 0, and within one tensor no two are equal while there are enough of them (order and maxima have no ties).
+-- Numbers are odd multiples of a power of two with 8 significant bits, so that bfloat16 holds them
+-- exactly; they are never whole, a half or 0, and within one tensor no two are equal while there
+-- are enough of them (order and maxima have no ties).
 local mf = require 'moonflow'
 local Values = {}
 Values.__index = Values
@@ -89,8 +91,9 @@ function Values.flat(t)
   return list
 end
 
--- nil, or how two tensors differ. Shapes and dtypes must be equal unless `loose`; a difference is measured against `scale`, the largest
--- magnitude in want, so that sums that cancel are judged by their terms.
+-- nil, or how two tensors differ. Shapes and dtypes must be equal unless `loose`; a difference is
+-- measured against `scale`, the largest magnitude in want, so that sums that cancel are judged by
+-- their terms.
 function Values.difference(got, want, rtol, atol, loose)
   if not mf.is_tensor(got) then return ('is a %s'):format(type(got)) end
   if got.shape ~= want.shape then return ('has shape %s, not %s'):format(tostring(got.shape), tostring(want.shape)) end

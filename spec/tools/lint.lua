@@ -117,7 +117,8 @@ local function check_tools()
     { 'clang-format --dry-run -Werror ' .. c, 'clang-format (`make format` repairs)', ': error: ' },
     { 'luacheck -q --no-color . spec/run', 'luacheck', '^%s+%S+:%d+:%d+' },
     { 'cppcheck -q --std=c11 --enable=warning,portability --inline-suppr --suppressions-list=spec/tools/cppcheck.txt'
-      .. ' --error-exitcode=1 --template="{file}:{line}: {id}: {message}" -D__x86_64__ -DMF_ISA=v2 -I' .. build .. '/gen/op'
+      .. ' --error-exitcode=1 --template="{file}:{line}: {id}: {message}" -D__x86_64__ -DMF_ISA=v2 -I' .. build
+        .. '/gen/op'
       .. ' src', 'cppcheck', ': ' },
   }
   for _, tool in ipairs(tools) do

@@ -84,8 +84,12 @@ for _, folder in ipairs(files 'src/*/ kernels/') do
   total_files, total_lines = total_files + #list, total_lines + n_lines
 end
 row('all', total_files, total_lines, all)
-if quantile(all, 0.5) > limits.median then fail('median of functions: %d, the limit is %d', quantile(all, 0.5), limits.median) end
-if quantile(all, 0.9) > limits.p90 then fail('p90 of functions: %d, the limit is %d', quantile(all, 0.9), limits.p90) end
+if quantile(all, 0.5) > limits.median then
+  fail('median of functions: %d, the limit is %d', quantile(all, 0.5), limits.median)
+end
+if quantile(all, 0.9) > limits.p90 then
+  fail('p90 of functions: %d, the limit is %d', quantile(all, 0.9), limits.p90)
+end
 
 local n_lua = 0
 local lua = files 'lua/*.lua src/*/*.lua'

@@ -1,7 +1,8 @@
 -- Collects the op records: luajit collect.lua OUT_DIR --isas v2,v3,v4 src/op/*.c lua/grad.lua
 --
--- A record begins at a line `OP(name,` or `POINTWISE...(name, "signature", ...`; the first string literal (after `.signature =` in
--- an OP) is its signature, and the comment right above it its documentation. From all of them come
+-- A record begins at a line `OP(name,` or `POINTWISE...(name, "signature", ...`; the first string
+-- literal (after `.signature =` in an OP) is its signature, and the comment right above it its
+-- documentation. From all of them come
 --   op/op_ids.h    enum OP_name
 --   op/op_args.h   struct name_args
 --   op/op_table.c  parameter tables, defaults, gradients' masks, op_table
@@ -47,7 +48,7 @@ local function fail(where, ...)
   os.exit(1)
 end
 
--- -- Signatures -----------------------------------------------------------------------------------------------------------
+-- -- Signatures -----------------------------------------------------------------------------------
 
 local value_types = {
   int = 'PARAM_INT', float = 'PARAM_FLOAT', bool = 'PARAM_BOOL', dim = 'PARAM_DIM', dtype = 'PARAM_DTYPE',
@@ -154,7 +155,7 @@ for _, path in ipairs(sources) do
 end
 table.sort(ops, function(a, b) return a.name < b.name end)
 
--- -- Gradients: what each line of grad.lua reads -----------------------------------------------------------------------------
+-- -- Gradients: what each line of grad.lua reads --------------------------------------------------
 
 -- The tokens of Lua that matter here: names, numbers, strings, punctuation; comments are dropped.
 local function tokens_of(text)
@@ -203,7 +204,8 @@ end
 local function grad_line(where, op, keys, tokens, from, to)
   local grad = { serves = 0, ins = {}, outs = {}, shapes = {} }
   for key in keys:gmatch '[%w_]+' do
-    grad.serves = grad.serves + (bit_of(op.params, key, 'PARAM_TENSOR') or fail(where, 'gradient of %s: no tensor %s', op.name, key))
+    grad.serves = grad.serves + (bit_of(op.params, key, 'PARAM_TENSOR')
+      or fail(where, 'gradient of %s: no tensor %s', op.name, key))
   end
   local params, i = {}, from + 2 -- behind `function (`
   while tokens[i] ~= ')' do
@@ -216,7 +218,8 @@ local function grad_line(where, op, keys, tokens, from, to)
     local dotted = tokens[k - 1] == '.'
     if tokens[k] == y and not dotted and y ~= '_' then
       if not op.outputs then grad.outs[1] = true
-      elseif tokens[k + 1] == '.' then grad.outs[bit_of(op.outputs, tokens[k + 2]) or fail(where, '%s: no output %s', op.name, tokens[k + 2])] = true
+      elseif tokens[k + 1] == '.' then
+        grad.outs[bit_of(op.outputs, tokens[k + 2]) or fail(where, '%s: no output %s', op.name, tokens[k + 2])] = true
       else fail(where, 'gradient of %s: the outputs are read as %s.NAME', op.name, y) end
     elseif tokens[k] == o and not dotted and o ~= '_' then
       local field = tokens[k + 2]
@@ -226,7 +229,9 @@ local function grad_line(where, op, keys, tokens, from, to)
       elseif tokens[k + 1] == '.' then
         local bit = bit_of(op.params, field, 'PARAM_TENSOR')
         if bit then grad.ins[bit] = true
-        elseif not bit_of(op.params, field) then fail(where, 'gradient of %s reads o.%s, which it has not', op.name, field) end
+        elseif not bit_of(op.params, field) then
+          fail(where, 'gradient of %s reads o.%s, which it has not', op.name, field)
+        end
       else
         fail(where, 'gradient of %s: o is only read as o.NAME', op.name)
       end
@@ -265,7 +270,7 @@ for _, path in ipairs(sources) do
   end
 end
 
--- -- Output -----------------------------------------------------------------------------------------------------------------
+-- -- Output ---------------------------------------------------------------------------------------
 
 local function choice_index(p)
   local k = 0
@@ -283,7 +288,8 @@ local function members(p)
   if p.kind == 'PARAM_TENSOR' then
     return p.list and ('int64_t n_%s;'):format(n) or nil
   elseif p.kind == 'PARAM_INTS' and p.fixed > 0 then
-    local init = not none and ('.%s = {%s}'):format(n, d:match '^%[(.*)%]$' or (d .. ', '):rep(p.fixed):sub(1, -3)) or nil
+    local init = not none and ('.%s = {%s}'):format(n, d:match '^%[(.*)%]$' or (d .. ', '):rep(p.fixed):sub(1, -3))
+      or nil
     return ('int64_t %s[%d];'):format(n, p.fixed) .. (p.optional and (' bool has_%s;'):format(n) or ''), init
   elseif p.kind == 'PARAM_INTS' then
     local init
@@ -296,7 +302,8 @@ local function members(p)
   elseif p.kind == 'PARAM_GENERATOR' then
     return ('RngKey %s;'):format(n)
   elseif p.kind == 'PARAM_DTYPE' then
-    return ('int64_t %s;'):format(n), ('.%s = %s'):format(n, none and 'DTYPE_NONE' or ({ float32 = 'F32', int64 = 'I64' })[d])
+    return ('int64_t %s;'):format(n),
+      ('.%s = %s'):format(n, none and 'DTYPE_NONE' or ({ float32 = 'F32', int64 = 'I64' })[d])
   elseif p.kind == 'PARAM_DEVICE' then
     return ('int64_t %s;'):format(n), ('.%s = %s'):format(n, none and '-1' or d)
   elseif p.kind == 'PARAM_CHOICE' then
@@ -315,7 +322,8 @@ end
 
 local ids = { '/* Made by collect.lua. */\n#ifndef MF_OP_IDS_H\n#define MF_OP_IDS_H\ntypedef enum OpId {' }
 local structs = { '/* Made by collect.lua. */\n#ifndef MF_OP_ARGS_H\n#define MF_OP_ARGS_H\n#include "op.h"\n' }
-local tables = { '/* Made by collect.lua. */\n#include <math.h>\n#include <stddef.h>\n#include "op.h"\n#include "op_args.h"\n#include "op_ids.h"\n' }
+local tables = { '/* Made by collect.lua. */\n#include <math.h>\n#include <stddef.h>\n#include "op.h"\n'
+  .. '#include "op_args.h"\n#include "op_ids.h"\n' }
 local rows = {}
 local hash = 5381
 for index, op in ipairs(ops) do
@@ -330,10 +338,12 @@ for index, op in ipairs(ops) do
     if init then inits[#inits + 1] = init end
     local value = p.kind ~= 'PARAM_TENSOR' and p.name or (p.list and 'n_' .. p.name)
     local where = value and ('offsetof(struct %s_args, %s)'):format(name, value) or '0'
-    local has = p.optional and p.kind ~= 'PARAM_TENSOR' and p.kind ~= 'PARAM_DTYPE' and p.kind ~= 'PARAM_DEVICE' and p.kind ~= 'PARAM_GENERATOR'
+    local has = p.optional and p.kind ~= 'PARAM_TENSOR' and p.kind ~= 'PARAM_DTYPE' and p.kind ~= 'PARAM_DEVICE'
+      and p.kind ~= 'PARAM_GENERATOR'
       and ('offsetof(struct %s_args, has_%s)'):format(name, p.name) or '0'
-    params[#params + 1] = ('  {"%s", %s, %s, %s, %d, %s, %s, %s, %s, %s, %s, %s},'):format(p.name, p.choices and c_string(p.choices) or 'NULL',
-      p.default and c_string(p.default) or 'NULL', p.kind, p.fixed or 0, p.optional or false, p.list or false, p.number or false,
+    params[#params + 1] = ('  {"%s", %s, %s, %s, %d, %s, %s, %s, %s, %s, %s, %s},'):format(p.name,
+      p.choices and c_string(p.choices) or 'NULL', p.default and c_string(p.default) or 'NULL', p.kind,
+      p.fixed or 0, p.optional or false, p.list or false, p.number or false,
       p.mutated or false, p.keyword_only, where, has)
     if p.kind == 'PARAM_TENSOR' then
       n_tensors = n_tensors + 1
@@ -345,8 +355,11 @@ for index, op in ipairs(ops) do
   if #body == 0 then body[1] = '  char unused;' end
   structs[#structs + 1] = ('struct %s_args {\n%s\n};'):format(name, table.concat(body, '\n'))
   local t = tables
-  if #params > 0 then t[#t + 1] = ('static const Param %s_params[] = {\n%s\n};'):format(name, table.concat(params, '\n')) end
-  t[#t + 1] = ('static const struct %s_args %s_defaults = {%s};'):format(name, name, #inits > 0 and table.concat(inits, ', ') or '0')
+  if #params > 0 then
+    t[#t + 1] = ('static const Param %s_params[] = {\n%s\n};'):format(name, table.concat(params, '\n'))
+  end
+  t[#t + 1] = ('static const struct %s_args %s_defaults = {%s};'):format(name, name,
+    #inits > 0 and table.concat(inits, ', ') or '0')
   if op.outputs and #op.outputs > 0 then
     t[#t + 1] = ('static const char *const %s_outputs[] = {"%s"};'):format(name, table.concat(op.outputs, '", "'))
   end
@@ -362,21 +375,26 @@ for index, op in ipairs(ops) do
     t[#t + 1] = ('extern const OpSpec op_%s__%s;'):format(name, isa)
     specs[#specs + 1] = ('&op_%s__%s'):format(name, isa)
   end
-  rows[#rows + 1] = ('  {"%s", %d, {%s}, %s, %d, %d, %d, %d, %d, %s, sizeof(struct %s_args), %s, &%s_defaults, %s, %d,\n   %s},'):format(
-    name, index - 1, table.concat(specs, ', '), #params > 0 and name .. '_params' or 'NULL', #params, n_tensors, n_mutated, n_lists, op.n_outputs,
-    op.outputs and #op.outputs > 0 and name .. '_outputs' or 'NULL', name, requires_grad, name, #op.grads > 0 and name .. '_grads' or 'NULL', #op.grads,
-    c_string(op.doc))
+  local row = '  {"%s", %d, {%s}, %s, %d, %d, %d, %d, %d, %s, sizeof(struct %s_args), %s, &%s_defaults,'
+    .. ' %s, %d,\n   %s},'
+  rows[#rows + 1] = row:format(name, index - 1, table.concat(specs, ', '),
+    #params > 0 and name .. '_params' or 'NULL', #params, n_tensors, n_mutated, n_lists, op.n_outputs,
+    op.outputs and #op.outputs > 0 and name .. '_outputs' or 'NULL', name, requires_grad, name,
+    #op.grads > 0 and name .. '_grads' or 'NULL', #op.grads, c_string(op.doc))
 end
 ids[#ids + 1] = ('  OP_COUNT = %d\n} OpId;\n#endif\n'):format(#ops)
 structs[#structs + 1] = '#endif\n'
-tables[#tables + 1] = ('const Op op_table[] = {\n%s\n};\nconst int op_count = %d;\nconst uint64_t op_table_hash = %.0fu;'):format(
-  table.concat(rows, '\n'), #ops, hash)
-tables[#tables + 1] = ('int op_isa_index(int level) {\n  int last = %d;\n  return level < 3 || last == 0 ? 0 : level - 2 < last ? level - 2 : last;\n}\n'):format(#isas - 1)
+tables[#tables + 1] = ('const Op op_table[] = {\n%s\n};\nconst int op_count = %d;'):format(
+  table.concat(rows, '\n'), #ops)
+tables[#tables + 1] = ('const uint64_t op_table_hash = %.0fu;'):format(hash)
+tables[#tables + 1] = ('int op_isa_index(int level) {\n  int last = %d;\n'
+  .. '  return level < 3 || last == 0 ? 0 : level - 2 < last ? level - 2 : last;\n}\n'):format(#isas - 1)
 
 -- Stubs for language servers: the signature's types as LuaLS writes them.
 local stub_types = {
   PARAM_TENSOR = 'Tensor', PARAM_INT = 'integer', PARAM_FLOAT = 'number', PARAM_BOOL = 'boolean', PARAM_DIM = 'integer',
-  PARAM_INTS = 'integer[]|integer', PARAM_CHOICE = 'string', PARAM_DTYPE = 'dtype', PARAM_DEVICE = 'string', PARAM_GENERATOR = 'Generator',
+  PARAM_INTS = 'integer[]|integer', PARAM_CHOICE = 'string', PARAM_DTYPE = 'dtype', PARAM_DEVICE = 'string',
+    PARAM_GENERATOR = 'Generator',
 }
 local stubs = { '---@meta moonflow\n\n---@class Tensor\nlocal Tensor = {}\n\n---@class moonflow\nlocal mf = {}\n' }
 for _, op in ipairs(ops) do
@@ -392,7 +410,8 @@ for _, op in ipairs(ops) do
   end
   local results = {}
   for _ = 1, math.max(op.n_outputs, 0) do results[#results + 1] = 'Tensor' end
-  lines[#lines + 1] = '---@return ' .. (op.n_outputs == -1 and 'Tensor[]' or #results > 0 and table.concat(results, ', ') or 'Tensor')
+  lines[#lines + 1] = '---@return '
+    .. (op.n_outputs == -1 and 'Tensor[]' or #results > 0 and table.concat(results, ', ') or 'Tensor')
   lines[#lines + 1] = ('function mf.%s(%s) end\n'):format(op.name, table.concat(names, ', '))
   stubs[#stubs + 1] = table.concat(lines, '\n')
   if op.params[1] and op.params[1].kind == 'PARAM_TENSOR' and not op.params[1].list then

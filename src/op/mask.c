@@ -52,10 +52,14 @@ TEST(BOOL, uint8_t, v)
 TEST(U8, uint8_t, v)
 TEST(I8, int8_t, v)
 TEST(I16, int16_t, v)
-TEST(I32, int32_t, v) TEST(I64, int64_t, v) TEST(F16, uint16_t, v & 0x7fff)
-    TEST(BF16, uint16_t, v & 0x7fff) TEST(F32, float, v) TEST(F64, double, v)
+TEST(I32, int32_t, v)
+TEST(I64, int64_t, v)
+TEST(F16, uint16_t, v & 0x7fff)
+TEST(BF16, uint16_t, v & 0x7fff)
+TEST(F32, float, v)
+TEST(F64, double, v)
 #define X(id, ctype, text, kind) test_##id,
-        static BlockConvert *const tests[] = {DTYPES(X)};
+static BlockConvert *const tests[] = {DTYPES(X)};
 #undef X
 
 /* Walks x broadcast to (ndim, shape) in the order of its elements. */
