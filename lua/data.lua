@@ -154,9 +154,11 @@ local function length_of(name, dataset)
   return check_dataset(name, dataset):len()
 end
 
+-- What samplers extend: init, iter and len.
 data.Sampler = Dataset:extend 'Sampler'
 local Sampler = data.Sampler
 
+-- All indices in order, of a dataset or of so many entries.
 data.SequentialSampler = Sampler:extend 'SequentialSampler'
 function data.SequentialSampler:init(dataset) self.n = length_of('SequentialSampler', dataset) end
 function data.SequentialSampler:len() return self.n end

@@ -13,7 +13,7 @@ if not mf._ready then
   mf._set_gradients(require 'moonflow.grad')
   local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data',
     Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save',
-    load = 'moonflow.save' }
+    load = 'moonflow.save', help = 'moonflow.help' }
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]

@@ -1,5 +1,6 @@
 -- Layers, containers, losses, initialisation: the parts of nn. Names, arguments, defaults and
 -- initial values are PyTorch's.
+local mf = require 'moonflow.core'
 local nn = require 'moonflow.nn_module'
 
 nn.init = require 'moonflow.nn_init'
@@ -7,4 +8,6 @@ nn.utils = require 'moonflow.nn_utils'
 require 'moonflow.nn_layers'
 require 'moonflow.nn_functions'
 require 'moonflow.nn_attention'
+-- As in PyTorch, `local F = nn.functional`: the functions of mf.
+nn.functional = setmetatable({}, { __index = mf })
 return nn

@@ -52,6 +52,7 @@ activation('Softmax', 'softmax', { 'dim' }, { dim = -1 })
 activation('LogSoftmax', 'log_softmax', { 'dim' }, { dim = -1 })
 activation('GLU', 'glu', { 'dim' }, { dim = -1 })
 
+-- max(x, 0); in place with {inplace = true}.
 nn.ReLU = Module:extend 'ReLU'
 function nn.ReLU:init(...)
   self.inplace = arguments('ReLU', { 'inplace' }, { inplace = false }, ...).inplace
@@ -59,6 +60,7 @@ end
 function nn.ReLU:forward(x) return self.inplace and x:relu_() or mf.relu(x) end
 function nn.ReLU:extra_repr() return self.inplace and 'inplace=True' or '' end
 
+-- x where x > threshold, else value.
 nn.Threshold = Module:extend 'Threshold'
 function nn.Threshold:init(threshold, value) self.threshold, self.value = threshold, value end
 function nn.Threshold:forward(x) return mf.threshold(x, self.threshold, self.value) end
@@ -66,6 +68,7 @@ function nn.Threshold:extra_repr()
   return ('threshold=%g, value=%g'):format(self.threshold, self.value)
 end
 
+-- x where positive, else weight * x; the weight is learned, one or one for each channel.
 nn.PReLU = Module:extend 'PReLU'
 function nn.PReLU:init(...)
   local o = arguments('PReLU', { 'num_parameters', 'init' },
@@ -113,6 +116,7 @@ loss('BCEWithLogitsLoss', 'binary_cross_entropy_with_logits',
   { weight = tensor, pos_weight = tensor }, { 'weight', 'pos_weight' })
 loss('KLDivLoss', 'kl_div', { log_target = false })
 
+-- The cosine of the angle between a and b along dim.
 nn.CosineSimilarity = Module:extend 'CosineSimilarity'
 function nn.CosineSimilarity:init(...)
   self.options = arguments('CosineSimilarity', { 'dim', 'eps' }, { dim = 1, eps = 1e-8 }, ...)

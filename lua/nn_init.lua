@@ -51,10 +51,12 @@ local function xavier_std(name, t, ...)
   return gain * math.sqrt(2 / (fan_in + fan_out))
 end
 
+-- Uniform numbers of variance gain^2 * 2 / (fan_in + fan_out) (Glorot and Bengio, 2010): {gain = 1}.
 filler('xavier_uniform_', function(t, ...)
   local bound = math.sqrt(3) * xavier_std('xavier_uniform_', t, ...)
   t:uniform_(-bound, bound)
 end)
+-- Normal numbers of variance gain^2 * 2 / (fan_in + fan_out): {gain = 1}.
 filler('xavier_normal_', function(t, ...) t:normal_(0, xavier_std('xavier_normal_', t, ...)) end)
 
 local function kaiming_std(name, t, ...)
@@ -66,10 +68,12 @@ local function kaiming_std(name, t, ...)
   return fan == 0 and 0 or init.calculate_gain(o.nonlinearity, o.a) / math.sqrt(fan)
 end
 
+-- Uniform numbers of variance gain^2 / fan (He and others, 2015): {a = 0, mode = 'fan_in', nonlinearity =}.
 filler('kaiming_uniform_', function(t, ...)
   local bound = math.sqrt(3) * kaiming_std('kaiming_uniform_', t, ...)
   t:uniform_(-bound, bound)
 end)
+-- Normal numbers of variance gain^2 / fan: {a = 0, mode = 'fan_in', nonlinearity =}.
 filler('kaiming_normal_', function(t, ...) t:normal_(0, kaiming_std('kaiming_normal_', t, ...)) end)
 
 -- -- Others ---------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ end
 
 -- -- Pooling --------------------------------------------------------------------------------------
 
+-- The largest element of each window of x (N, C, H, W); stride is kernel_size unless given.
 nn.MaxPool2d = Module:extend 'MaxPool2d'
 function nn.MaxPool2d:init(kernel_size, ...)
   self.kernel_size = kernel_size
@@ -98,6 +99,7 @@ function nn.MaxPool2d:extra_repr()
     show(self.kernel_size), show(o.stride), show(o.padding), show(o.dilation), show(o.ceil_mode))
 end
 
+-- The mean of each window of x (N, C, H, W); stride is kernel_size unless given.
 nn.AvgPool2d = Module:extend 'AvgPool2d'
 function nn.AvgPool2d:init(kernel_size, ...)
   self.kernel_size = kernel_size
@@ -111,6 +113,7 @@ function nn.AvgPool2d:extra_repr()
     show(self.options.stride), show(self.options.padding))
 end
 
+-- The mean over windows that divide (N, C, H, W) into output_size parts.
 nn.AdaptiveAvgPool2d = Module:extend 'AdaptiveAvgPool2d'
 function nn.AdaptiveAvgPool2d:init(output_size) self.output_size = output_size end
 function nn.AdaptiveAvgPool2d:forward(x) return mf.adaptive_avg_pool2d(x, self.output_size) end
@@ -165,6 +168,7 @@ local function show_shape(shape)
   return #shape == 1 and ('(%d,)'):format(shape[1]) or show(shape)
 end
 
+-- Normalises over the last dims, those of normalized_shape.
 nn.LayerNorm = Module:extend 'LayerNorm'
 function nn.LayerNorm:init(normalized_shape, ...)
   local o = arguments('LayerNorm', { 'eps', 'elementwise_affine', 'bias' },
@@ -181,6 +185,7 @@ function nn.LayerNorm:extra_repr()
     self.options.eps, show(self.weight ~= nil))
 end
 
+-- Divides by the root mean square over the last dims, those of normalized_shape.
 nn.RMSNorm = Module:extend 'RMSNorm'
 function nn.RMSNorm:init(normalized_shape, ...)
   local o = arguments('RMSNorm', { 'eps', 'elementwise_affine' },
@@ -197,6 +202,7 @@ function nn.RMSNorm:extra_repr()
     show(self.options.eps), show(self.weight ~= nil))
 end
 
+-- Normalises groups of channels of x (N, C, ...), each sample by itself.
 nn.GroupNorm = Module:extend 'GroupNorm'
 function nn.GroupNorm:init(num_groups, num_channels, ...)
   local o = arguments('GroupNorm', { 'eps', 'affine' }, { eps = 1e-5, affine = true }, ...)
@@ -218,6 +224,7 @@ end
 
 -- -- Dropout, embedding, shapes -------------------------------------------------------------------
 
+-- In training, zeros with probability p; what stays is scaled by 1 / (1 - p).
 nn.Dropout = Module:extend 'Dropout'
 function nn.Dropout:init(...)
   self.p = arguments('Dropout', { 'p' }, { p = 0.5 }, ...).p
@@ -258,9 +265,11 @@ function nn.Embedding:extra_repr()
   return o.sparse and text .. ', sparse=True' or text
 end
 
+-- Gives back what it gets.
 nn.Identity = Module:extend 'Identity'
 function nn.Identity:forward(x) return x end
 
+-- The dims start_dim to end_dim as one.
 nn.Flatten = Module:extend 'Flatten'
 function nn.Flatten:init(...)
   local o = arguments('Flatten', { 'start_dim', 'end_dim' }, { start_dim = 1, end_dim = -1 }, ...)

@@ -79,6 +79,7 @@ function utils.parameters_to_vector(parameters)
   return mf.cat(flat)
 end
 
+-- Writes the elements of a 1-d tensor into the parameters, in order.
 function utils.vector_to_parameters(vector, parameters)
   local at = 0
   for _, p in ipairs(parameters) do

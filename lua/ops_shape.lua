@@ -262,6 +262,7 @@ function Tensor.masked_scatter(x, mask, source)
 end
 mf.masked_scatter = Tensor.masked_scatter
 
+-- The same in place.
 function Tensor.masked_scatter_(x, mask, source)
   check_tensor('masked_scatter_', 'x', x)
   return x:copy_(mf._masked_scatter(x, mask, source))
@@ -300,8 +301,8 @@ for _, name in ipairs { 'rand', 'randn' } do
   end
 end
 
--- mf.randint(high, size) or mf.randint(low, high, size): whole numbers from low (0) to high - 1.
 local randint = mf._randint
+-- mf.randint(high, size) or mf.randint(low, high, size): whole numbers from low (0) to high - 1.
 function mf.randint(low, high, ...)
   if type(high) == 'number' and select('#', ...) > 0 and not is_options((...)) then return randint(low, high, ...) end
   return randint(0, low, high, ...)

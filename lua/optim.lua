@@ -284,6 +284,7 @@ end
 
 -- -- The optimisers -------------------------------------------------------------------------------
 
+-- Stochastic gradient descent, with momentum, also Nesterov's.
 class('SGD', {
   defaults = { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false,
     maximize = false },
@@ -331,6 +332,7 @@ end
 adam('Adam', 0, false)
 adam('AdamW', 0.01, true)
 
+-- RMSprop (Hinton, 2012).
 class('RMSprop', {
   defaults = { lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0,
     centered = false, maximize = false },
@@ -347,6 +349,7 @@ class('RMSprop', {
   end,
 })
 
+-- Adagrad (Duchi and others, 2011).
 class('Adagrad', {
   defaults = { lr = 0.01, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0,
     eps = 1e-10, maximize = false },
@@ -365,6 +368,7 @@ class('Adagrad', {
   end,
 })
 
+-- Adadelta (Zeiler, 2012).
 class('Adadelta', {
   defaults = { lr = 1, rho = 0.9, eps = 1e-6, weight_decay = 0, maximize = false },
   check = function(self, g) check_range(self, 'rho', g.rho, 1) end,
@@ -375,6 +379,7 @@ class('Adadelta', {
   end,
 })
 
+-- Adamax (Kingma and Ba, 2014).
 class('Adamax', {
   defaults = { lr = 2e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0, maximize = false },
   states = function() return { 'exp_avg', 'exp_inf' } end,

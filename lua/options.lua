@@ -49,7 +49,8 @@ local function distance(a, b)
     local diagonal = row[0]
     row[0] = i
     for j = 1, #b do
-      local best = diagonal + (a:byte(i) == b:byte(j) and 0 or 1)
+      local x, y = a:sub(i, i), b:sub(j, j)
+      local best = diagonal + (x == y and 0 or x:lower() == y:lower() and 0.5 or 1)
       diagonal = row[j]
       row[j] = math.min(best, row[j] + 1, row[j - 1] + 1)
     end

@@ -88,9 +88,12 @@ local function input(read)
 end
 
 -- The loop. read(prompt) returns a line, nil at the end, or false when the user wants to drop the
--- input so far.
+-- input so far. There is a global `help`, unless the user has one.
 function prompt.run(read)
   local warned = false
+  if rawget(_G, 'help') == nil then
+    rawset(_G, 'help', function(...) return require 'moonflow'.help(...) end)
+  end
   while true do
     local chunk, text = input(read)
     if chunk == nil then break end

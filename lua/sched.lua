@@ -75,11 +75,13 @@ end
 
 -- -- One formula each -----------------------------------------------------------------------------
 
+-- The rate times gamma every step_size epochs.
 class('StepLR', function(self, step_size, ...)
   self.step_size = count('StepLR', 'step_size', step_size, 1)
   self.gamma = arguments('StepLR', { 'gamma' }, { gamma = 0.1 }, ...).gamma
 end, function(self, base, epoch) return base * self.gamma ^ math.floor(epoch / self.step_size) end)
 
+-- The rate times gamma at each of the epochs in milestones.
 class('MultiStepLR', function(self, milestones, ...)
   if type(milestones) ~= 'table' then fail 'MultiStepLR: milestones must be a table of epochs' end
   self.milestones = milestones
@@ -92,17 +94,20 @@ end, function(self, base, epoch)
   return base * self.gamma ^ passed
 end)
 
+-- The rate times gamma each epoch.
 class('ExponentialLR', function(self, ...)
   self.gamma = arguments('ExponentialLR', { 'gamma' }, { gamma = options.number }, ...).gamma
     or fail 'ExponentialLR: gamma is needed'
 end, function(self, base, epoch) return base * self.gamma ^ epoch end)
 
+-- The rate times factor for total_iters epochs, then the rate itself.
 class('ConstantLR', function(self, ...)
   local o = arguments('ConstantLR', { 'factor', 'total_iters' },
     { factor = 1 / 3, total_iters = 5 }, ...)
   self.factor, self.total_iters = o.factor, o.total_iters
 end, function(self, base, epoch) return epoch < self.total_iters and base * self.factor or base end)
 
+-- From start_factor to end_factor times the rate, in equal steps over total_iters epochs.
 class('LinearLR', function(self, ...)
   local o = arguments('LinearLR', { 'start_factor', 'end_factor', 'total_iters' },
     { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, ...)
@@ -112,6 +117,7 @@ end, function(self, base, epoch)
   return base * (self.start_factor + (self.end_factor - self.start_factor) * t)
 end)
 
+-- From the rate to 0 over total_iters epochs, as (1 - t) ^ power.
 class('PolynomialLR', function(self, ...)
   local o = arguments('PolynomialLR', { 'total_iters', 'power' },
     { total_iters = 5, power = 1 }, ...)
@@ -122,11 +128,13 @@ end)
 
 local function cosine(from, to, t) return to + (from - to) * (1 + math.cos(math.pi * t)) / 2 end
 
+-- From the rate to eta_min over T_max epochs along half a cosine, and back.
 class('CosineAnnealingLR', function(self, T_max, ...)
   self.T_max = count('CosineAnnealingLR', 'T_max', T_max, 1)
   self.eta_min = arguments('CosineAnnealingLR', { 'eta_min' }, { eta_min = 0 }, ...).eta_min
 end, function(self, base, epoch) return cosine(base, self.eta_min, epoch / self.T_max) end)
 
+-- Along half a cosine to eta_min in T_0 epochs, then anew; each time T_mult times as long.
 class('CosineAnnealingWarmRestarts', function(self, T_0, ...)
   local o = arguments('CosineAnnealingWarmRestarts', { 'T_mult', 'eta_min' },
     { T_mult = 1, eta_min = 0 }, ...)
@@ -271,9 +279,9 @@ end)
 
 -- -- ReduceLROnPlateau ----------------------------------------------------------------------------
 
--- Lowers the rate when a value has not become better for `patience` epochs: step(value).
 local Plateau = { _name = 'ReduceLROnPlateau' }
 Plateau.__index = Plateau
+-- Lowers the rate when a value has not become better for `patience` epochs: step(value).
 sched.ReduceLROnPlateau = setmetatable(Plateau, {
   __index = Scheduler,
   __call = function(_, optimizer, ...)

@@ -308,6 +308,15 @@ describe('the prompt', function()
     assert.truthy(shown("mf.tensor { 1, 2 }\n"):find("tensor%("))
   end)
 
+  it('has help', function()
+    assert.truthy(shown("help 'relu'\n"):find('mf.relu(x)', 1, true))
+    assert.truthy(shown('help(mf.relu)\n'):find('mf.relu(x)', 1, true))
+    assert.truthy(shown('help()\n'):find('mf.nn', 1, true))
+    local _, err = session "help 'rellu'\n"
+    assert.truthy(err:find("did you mean 'relu'", 1, true))
+    assert.equal('5\n\n', shown 'help = 5\nhelp\n')
+  end)
+
   -- A session at a terminal of its own: pairs of a text to wait for, which must appear after the
   -- last keys, and the keys that follow, or a command in the shell that types them. What is typed is
   -- shown too.

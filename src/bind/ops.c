@@ -2,10 +2,10 @@
  * ranks.
  *
  *   mf._ops()                        a list of records; see push_op_record
- *   mf._op_of(f)                     the op whose function f is, and whether it is the in-place
- * form mf._source(module)               the text of an embedded Lua module mf._signatures(op,
- * parts, ...)   runs the call and lists how it may be split over so many ranks mf._call_part(op,
- * shape, ...)    the call as a rank makes it whose first output has that shape */
+ *   mf._op_of(f)                     the op whose function f is; whether it is the in-place form
+ *   mf._source(module)               the text of an embedded Lua module; the names of all without
+ *   mf._signatures(op, parts, ...)   runs the call and lists how it may be split over ranks
+ *   mf._call_part(op, shape, ...)    the call of the rank whose first output has that shape */
 #include <string.h>
 
 #include "embed.h"
@@ -121,6 +121,14 @@ static int op_of(lua_State *L) {
 }
 
 static int source(lua_State *L) {
+  if (lua_isnoneornil(L, 1)) {
+    lua_newtable(L);
+    for (int i = 0; embed_modules[i].name; i++) {
+      lua_pushstring(L, embed_modules[i].name);
+      lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+  }
   const char *name = luaL_checkstring(L, 1);
   for (const EmbedModule *m = embed_modules; m->name; m++) {
     if (strcmp(m->name, name)) continue;

@@ -394,7 +394,7 @@ tables[#tables + 1] = ('int op_isa_index(int level) {\n  int last = %d;\n'
 local stub_types = {
   PARAM_TENSOR = 'Tensor', PARAM_INT = 'integer', PARAM_FLOAT = 'number', PARAM_BOOL = 'boolean', PARAM_DIM = 'integer',
   PARAM_INTS = 'integer[]|integer', PARAM_CHOICE = 'string', PARAM_DTYPE = 'dtype', PARAM_DEVICE = 'string',
-    PARAM_GENERATOR = 'Generator',
+  PARAM_GENERATOR = 'Generator',
 }
 local stubs = { '---@meta moonflow\n\n---@class Tensor\nlocal Tensor = {}\n\n---@class moonflow\nlocal mf = {}\n' }
 for _, op in ipairs(ops) do
@@ -405,8 +405,9 @@ for _, op in ipairs(ops) do
   lines[#lines + 1] = '--- `' .. op.text .. '`'
   for _, p in ipairs(op.params) do
     local type = stub_types[p.kind] .. (p.list and '[]' or '') .. (p.number and '|number' or '')
-    lines[#lines + 1] = ('---@param %s%s %s'):format(p.name, p.default and '?' or '', type)
-    names[#names + 1] = p.name
+    local name = p.name == 'end' and 'end_' or p.name -- a word of Lua
+    lines[#lines + 1] = ('---@param %s%s %s'):format(name, p.default and '?' or '', type)
+    names[#names + 1] = name
   end
   local results = {}
   for _ = 1, math.max(op.n_outputs, 0) do results[#results + 1] = 'Tensor' end

@@ -1,0 +1,143 @@
+-- What mf.help says of functions that have no comment of their own in Lua: those of the C binding,
+-- those made in loops, and second names. By name: of the module, x:NAME of tensors.
+local texts = {
+  tensor = 'tensor(value, {dtype=, device=, requires_grad=}): a new tensor from a number, a boolean '
+    .. 'or nested tables. Numbers give float32.',
+  is_tensor = 'is_tensor(value): whether it is a tensor.',
+  no_grad = "no_grad(f, ...): f's results; nothing inside is recorded for gradients.",
+  enable_grad = "enable_grad(f, ...): f's results, recorded even inside no_grad.",
+  set_grad_enabled = 'set_grad_enabled(on): switches recording; returns whether it was on.',
+  is_grad_enabled = 'is_grad_enabled(): whether operations are recorded for gradients.',
+  detect_anomaly = "detect_anomaly(f, ...): f's results; backward passes inside report the first NaN "
+    .. 'and the line of the forward pass that it comes from.',
+  set_detect_anomaly = 'set_detect_anomaly(on): switches the search for NaN in backward passes.',
+  grad = 'grad(outputs, inputs, {grad_outputs=, create_graph=, retain_graph=, allow_unused=}): the '
+    .. 'gradients of the outputs by the inputs, as a table.',
+  scope = "scope(f, ...): f's results; every other tensor that f made is released, except what the "
+    .. 'tape keeps.',
+  memory_stats = 'memory_stats(device): bytes in use, at the peak and cached, the limit, the number '
+    .. 'of tensors and of allocations.',
+  empty_cache = 'empty_cache(device): gives cached memory back to the system.',
+  reset_peak_memory = 'reset_peak_memory(device): the peak counts from now on.',
+  set_memory_limit = 'set_memory_limit(bytes, device): allocations beyond it fail; 0 for none.',
+  get_num_threads = 'get_num_threads(): how many threads an op uses.',
+  set_num_threads = 'set_num_threads(n): how many threads ops called from this thread use.',
+  manual_seed = 'manual_seed(n): seeds the default generator, and returns it.',
+  default_generator = 'default_generator: what draws random numbers when no generator is given.',
+  Generator = 'Generator(): a generator of random numbers with a state of its own; '
+    .. 'g:manual_seed(n), g:seed(), g:get_state(), g:set_state(state).',
+  time = 'time(): seconds on a clock that only goes forward.',
+  initial_seed = 'initial_seed(): the last seed of the default generator.',
+  get_rng_state = 'get_rng_state(): the state of the default generator, for set_rng_state.',
+  set_rng_state = 'set_rng_state(state): the default generator goes on from there.',
+  set_printoptions = 'set_printoptions {precision =, threshold =, edgeitems =, linewidth =, '
+    .. "sci_mode =, profile = 'default'}: how tensors are printed.",
+  get_printoptions = 'get_printoptions(): the options as a table for set_printoptions.',
+  rand_like = 'rand_like(x, {dtype =, device =}): uniform numbers in [0, 1) in the shape of x.',
+  randn_like = 'randn_like(x, {dtype =, device =}): normal numbers in the shape of x.',
+  rows = 'rows(ids, values, shape): a row-sparse gradient: values[i] belongs to row ids[i].',
+  help = 'help(what): this text.',
+  Tensor = 'Tensor: the methods of tensors, as x:NAME. A function added here is a method of all.',
+  ['nn.Module'] = "nn.Module: what networks extend. local Net = nn.Module:extend 'Net'; function "
+    .. 'Net:init(...) assigns layers and parameters to self; function Net:forward(x) computes; Net(...) '
+    .. 'makes one, net(x) calls it.',
+  ['nn.is_module'] = 'nn.is_module(value): whether it is a module.',
+  ['nn.is_parameter'] = 'nn.is_parameter(value): whether it is a parameter.',
+  ['nn.init'] = 'nn.init: functions that fill tensors in place, as torch.nn.init.',
+  ['nn.functional'] = 'nn.functional: the functions of mf under the name that PyTorch has for them.',
+  ['nn.utils'] = 'nn.utils: clipping of gradients, parameters as one vector.',
+  ['optim.Optimizer'] = 'optim.Optimizer: what all optimisers have: step, zero_grad, add_param_group, '
+    .. 'state_dict, load_state_dict, param_groups.',
+  ['optim.lr_scheduler'] = 'optim.lr_scheduler: schedulers of the learning rate, made over an optimiser.',
+  ['data.Dataset'] = "data.Dataset: what data sets extend. local D = data.Dataset:extend 'D'; with "
+    .. 'function D:init(...), D:get(i) for i from 0, and D:len().',
+  ['x:detach'] = 'x:detach(): the same memory, outside of the tape.',
+  ['x:requires_grad_'] = 'x:requires_grad_(on = true): whether gradients by x are wanted; returns x.',
+  ['x:retain_grad'] = 'x:retain_grad(): keeps the gradient of a result in x.grad; returns x.',
+  ['x:backward'] = 'x:backward(gradient, {retain_graph=, create_graph=}): adds the gradients of x to '
+    .. '.grad of the leaves.',
+  ['x:register_hook'] = "x:register_hook(f): f gets x's gradient when it is known, and may return "
+    .. 'another; remove() of what this returns ends that.',
+  ['x:numel'] = 'x:numel(): the number of elements.',
+  ['x:dim'] = 'x:dim(): the number of dims.',
+  ['x:size'] = 'x:size(d): the size of dim d, counted from 0; all sizes without d.',
+  ['x:stride'] = 'x:stride(d): the step of dim d in memory, in elements; all steps without d.',
+  ['x:storage_offset'] = 'x:storage_offset(): where the first element lies in its memory, in elements.',
+  ['x:is_contiguous'] = 'x:is_contiguous(format): whether the elements lie in row-major order, or as '
+    .. "'channels_last'.",
+  ['x:is_floating_point'] = 'x:is_floating_point(): whether the dtype is a float.',
+  ['x:element_size'] = 'x:element_size(): the bytes of one element.',
+  ['x:data_ptr'] = 'x:data_ptr(): the address of the first element as light userdata, valid while '
+    .. 'the tensor lives.',
+  ['x:is_set_to'] = 'x:is_set_to(other): whether both are the same view of the same memory.',
+  ['x:free'] = 'x:free(): gives the memory back at once, for all views of it; later use is an error.',
+  ['x:item'] = 'x:item(): the value of a tensor of one element as a number or a boolean.',
+  ['x:tolist'] = 'x:tolist(): the elements as nested tables.',
+  ['x:new_tensor'] = "x:new_tensor(value): as mf.tensor, with x's dtype and device.",
+  ['x:view_as'] = 'x:view_as(other): x with the shape of other; see view',
+  ['x:reshape_as'] = 'x:reshape_as(other): x with the shape of other; see reshape',
+  ['x:expand_as'] = 'x:expand_as(other): x expanded to the shape of other; see expand',
+  ['x:type_as'] = 'x:type_as(other): x in the dtype of other.',
+  ['x:cpu'] = 'x:cpu(): x in the memory of the CPU.',
+  ['x:to_dense'] = 'x:to_dense(): a row-sparse tensor as a dense one.',
+  ['x:coalesce'] = 'x:coalesce(): a row-sparse tensor with each row there once, in order.',
+  ['x:zero_'] = 'x:zero_(): writes zeros into x; returns x.',
+  ['x:index_put_'] = 'x:index_put_(indices, values): x[indices] = values; returns x.',
+}
+
+-- Pairs of names and texts of both mf.NAME(x, ...) and x:NAME(...).
+local both = {
+  argmax = 'argmax(dim, {keepdim = false}): the place of the largest element along dim, or in the '
+    .. 'flattened tensor; the first of equals.',
+  argmin = 'argmin(dim, {keepdim = false}): the place of the smallest element along dim, or in the '
+    .. 'flattened tensor; the first of equals.',
+  max = 'max(): the largest element; max(dim, {keepdim = false}): values and indices along dim; '
+    .. 'max(other): the larger of each pair.',
+  min = 'min(): the smallest element; min(dim, {keepdim = false}): values and indices along dim; '
+    .. 'min(other): the smaller of each pair.',
+  argwhere = 'argwhere(): the places of the elements that are not zero, int64 (n, dims).',
+  swapaxes = 'swapaxes(dim0, dim1): see transpose',
+  swapdims = 'swapdims(dim0, dim1): see transpose',
+  moveaxis = 'moveaxis(source, destination): see movedim',
+  ravel = 'ravel(): see flatten',
+  mm = 'mm(other): the product of two matrices, (m, k) by (k, n).',
+  mv = 'mv(vector): a matrix times a vector, (m, k) by (k).',
+  dot = 'dot(other): the sum of the products of two vectors of one length.',
+  allclose = 'allclose(other, {rtol = 1e-5, atol = 1e-8, equal_nan = false}): whether isclose says yes '
+    .. 'everywhere, as a boolean.',
+  dropout1d = 'dropout1d(p = 0.5, {training = true}): dropout of whole channels of (N, C, L).',
+  dropout2d = 'dropout2d(p = 0.5, {training = true}): dropout of whole channels of (N, C, H, W).',
+  dropout3d = 'dropout3d(p = 0.5, {training = true}): dropout of whole channels of (N, C, D, H, W).',
+}
+for name, text in pairs(both) do
+  texts['x:' .. name] = 'x:' .. text
+  texts[name] = 'mf.' .. text:gsub('%(%)', '(x)', 1):gsub('%(([^x)])', '(x, %1', 1)
+end
+
+for name, dtype in pairs { float = 'float32', double = 'float64', half = 'float16',
+  bfloat16 = 'bfloat16', long = 'int64', int = 'int32', short = 'int16', char = 'int8', byte = 'uint8',
+  bool = 'bool' } do
+  texts['x:' .. name] = ('x:%s(): x as %s; x itself where it is that already.'):format(name, dtype)
+end
+for _, name in ipairs { 'zeros', 'ones', 'empty', 'full' } do
+  texts['x:new_' .. name] = ("x:new_%s(...): as mf.%s, with x's dtype and device."):format(name, name)
+end
+for name, what in pairs { uniform_ = 'uniform numbers in [a, b)', normal_ = 'normal numbers',
+  constant_ = 'one number', zeros_ = 'zeros', ones_ = 'ones', eye_ = 'ones on the diagonal, else zeros' } do
+  local arguments = { uniform_ = ', a = 0, b = 1', normal_ = ', mean = 0, std = 1', constant_ = ', value' }
+  texts['nn.init.' .. name] = ('nn.init.%s(t%s): fills t with %s; returns it.'):format(name,
+    arguments[name] or '', what)
+end
+for name, dims in pairs { BatchNorm1d = '(N, C) or (N, C, L)', BatchNorm2d = '(N, C, H, W)',
+  BatchNorm3d = '(N, C, D, H, W)' } do
+  texts['nn.' .. name] = ('nn.%s(num_features, {eps = 1e-5, momentum = 0.1, affine = true, '):format(name)
+    .. ('track_running_stats = true})\n\nNormalises each channel of x %s over the batch; '):format(dims)
+    .. 'keeps running statistics, which eval() uses. With {momentum = false} they are plain averages.'
+end
+local adam = 'optim.%s(params, {lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = %s, '
+  .. 'amsgrad = false, maximize = false})\n\n%s'
+texts['optim.Adam'] = adam:format('Adam', '0', 'Adam (Kingma and Ba, 2014).')
+texts['optim.AdamW'] = adam:format('AdamW', '0.01',
+  'Adam with weight decay that does not go through the averages (Loshchilov and Hutter, 2017).')
+
+return texts

@@ -1,0 +1,121 @@
+-- Documentation: every op, function, method and class has it, mf.help finds it, and the stubs for
+-- language servers are Lua.
+local mf = require 'moonflow'
+
+-- The tables of the module that are named in scripts.
+local places = {
+  { 'mf.', mf }, { 'x:', mf.Tensor }, { 'nn.', mf.nn }, { 'nn.init.', mf.nn.init }, { 'nn.utils.', mf.nn.utils },
+  { 'optim.', mf.optim }, { 'optim.lr_scheduler.', mf.optim.lr_scheduler }, { 'data.', mf.data },
+}
+
+describe('documentation', function()
+  it('is above the record of every op, a sentence', function()
+    for _, op in ipairs(mf._ops()) do
+      assert(#op.doc >= 3, op.name .. ' has no comment')
+      assert(op.doc:match '[.:]%s*$' or op.doc:match '%)$', op.name .. ': the comment is no sentence: ' .. op.doc)
+      local text = mf.help(op.call)
+      assert(text:find(op.signature, 1, true) or text:find(op.name, 1, true), op.name)
+    end
+  end)
+
+  for _, place in ipairs(places) do
+    it('is there for all of ' .. place[1], function()
+      local _, n = mf.save, 0
+      for name, value in pairs(place[2]) do
+        local callable = type(value) == 'function' or (type(value) == 'table' and getmetatable(value) ~= nil)
+        if callable and type(name) == 'string' and name:sub(1, 1) ~= '_' then
+          local text = mf.help(place[1] .. name)
+          assert(#text > 10 and text:find(name, 1, true), text)
+          assert(not text:find('(not documented)', 1, true), text)
+          n = n + 1
+        end
+      end
+      assert(n > 3)
+    end)
+  end
+end)
+
+describe('help', function()
+  it('says how an op is called, its shapes and its gradient', function()
+    local text = mf.help 'softmax'
+    assert(text:find('mf.softmax(x, {dim = -1})', 1, true), text)
+    assert(text:find('differentiable by x', 1, true), text)
+    text = mf.help 'conv2d'
+    assert(text:find('x (N, C, H, W)', 1, true), text)
+    assert(text:find('stride = 1, padding = 0, dilation = 1, groups = 1', 1, true), text)
+  end)
+
+  it('takes the thing itself', function()
+    assert.equal(mf.help 'conv2d', mf.help(mf.conv2d))
+    assert.equal(mf.help 'relu', mf.help(mf.relu))
+    assert(mf.help(mf.Tensor.add_):find('a:add_', 1, true))
+    assert(mf.help 'x:add_':find('writes into a', 1, true))
+    assert.equal(mf.help 'nn.Linear', mf.help(mf.nn.Linear))
+    assert.equal(mf.help 'optim.SGD', mf.help(mf.optim.SGD))
+    assert.equal(mf.help 'StepLR', mf.help(mf.optim.lr_scheduler.StepLR))
+    assert.equal(mf.help 'data.DataLoader', mf.help(mf.data.DataLoader))
+    assert.equal(mf.help 'max', mf.help(mf.max))
+  end)
+
+  it('finds what is written in Lua, with its options', function()
+    assert(mf.help(mf.cross_entropy):find '^mf.cross_entropy%(x, target')
+    assert(mf.help 'nn.Linear':find('nn.Linear(in_features, out_features, {bias = true})', 1, true))
+    assert(mf.help 'nn.Linear':find('y = x W^T + b', 1, true))
+    assert(mf.help 'Conv2d':find 'groups = 1')
+    assert(mf.help 'optim.AdamW':find 'weight_decay = 0.01')
+    assert(mf.help 'optim.SGD':find 'nesterov = false')
+    assert(mf.help 'StepLR':find('optim.lr_scheduler.StepLR(optimizer, step_size, {gamma = 0.1})', 1, true))
+    assert(mf.help 'nn.CrossEntropyLoss':find 'label_smoothing = 0')
+    assert.equal(mf.help 'relu', mf.help 'nn.functional.relu')
+    assert.equal(mf.help 'relu', mf.help 'F.relu')
+    assert.equal(mf.help 'relu', mf.help 'mf.relu')
+    assert.equal(mf.help 'nn.Linear', mf.help 'mf.nn.Linear')
+  end)
+
+  it('gives an overview', function()
+    assert(mf.help():find 'mf.nn')
+    assert.equal(mf.help(), mf.help(mf))
+    assert(mf.help(mf.ones(2)):find 'Tensor')
+  end)
+
+  it('suggests a name', function()
+    for wrong, right in pairs { sofmax = 'softmax', ['nn.Linaer'] = 'nn.Linear', Conv2D = 'Conv2d', ['x:ad'] = 'add',
+      ['optim.Adamw'] = 'optim.AdamW' } do
+      local ok, text = pcall(mf.help, wrong)
+      assert.is_false(ok)
+      assert(text:find(("nothing called '%s'; did you mean '%s'?"):format(wrong, right), 1, true), text)
+    end
+  end)
+
+  it('refuses what has no name', function()
+    for _, value in ipairs { 1, true, print, {}, '', 'zzzzzzzzzz', '%', 'nn.', 'foo.bar' } do
+      local ok, text = pcall(mf.help, value)
+      assert.is_false(ok)
+      assert(text:find 'help: ', text)
+    end
+    assert.is_false((pcall(mf.help, nil)))
+  end)
+end)
+
+describe('stubs for language servers', function()
+  local folder
+
+  setup(function()
+    local p = io.popen 'mktemp -d'
+    folder = p:read '*l'
+    p:close()
+    os.execute(('mkdir %s/op %s/bind && luajit src/op/collect.lua %s --isas v2 src/op/*.c lua/grad*.lua'):format(folder,
+      folder, folder))
+  end)
+  teardown(function() os.execute('rm -r ' .. folder) end)
+
+  it('are Lua, and have every op that is bound', function()
+    local f = assert(io.open(folder .. '/moonflow.lua'))
+    local text = f:read '*a'
+    f:close()
+    assert(loadstring(text, '=stubs'))
+    for _, op in ipairs(mf._ops()) do
+      assert(op.flags.hidden or text:find('mf.' .. op.name .. '(', 1, true), op.name)
+    end
+  end)
+end)
