@@ -57,12 +57,13 @@ static int get_state(lua_State *L) {
 
 static int set_state(lua_State *L) {
   State *S = bind_state(L);
-  Generator *g = generator_of(S, L, "set_state");
-  Tensor *t = bind_check_tensor(S, L, first_argument(L), "set_state", "state");
+  const char *name = lua_toboolean(L, lua_upvalueindex(2)) ? "set_rng_state" : "set_state";
+  Generator *g = generator_of(S, L, name);
+  Tensor *t = bind_check_tensor(S, L, first_argument(L), name, "state");
   if (!t->storage || !tensor_has_data(t) || !t->storage->data || t->m.dtype != I64 ||
       t->m.ndim != 1 || t->m.shape[0] != 2)
-    return bind_error(
-        L, "set_state: state must be what get_state gave, an int64 tensor of 2 elements");
+    return bind_error(L, "%s: state must be what get_state gave, an int64 tensor of 2 elements",
+                      name);
   const int64_t *v = (const void *)tensor_data(t);
   *g = (Generator){.seed = (uint64_t)v[0], .next = (uint64_t)v[t->m.stride[0]]};
   lua_settop(L, 1);

@@ -256,14 +256,34 @@ OP(randn,
        "bool requires_grad=False) -> Tensor",
    .flags = OP_RANDOM, .infer = randn_infer, .cpu = randn_cpu)
 
-static int want_range(Infer *I, int64_t low, int64_t high) {
-  if (low < high) return 0;
-  return infer_error(I, "low %lld must be below high %lld", (long long)low, (long long)high);
+/* Below which every whole number is one of the dtype. */
+static int64_t whole_limit(DType t) {
+  switch (t) {
+    case BOOL: return 2;
+    case U8: return 256;
+    case I8: return 128;
+    case I16: return 1 << 15;
+    case I32: return INT64_C(1) << 31;
+    case F16: return 2049;
+    case BF16: return 257;
+    case F32: return (1 << 24) + 1;
+    case F64: return (INT64_C(1) << 53) + 1;
+    default: return INT64_MAX;
+  }
+}
+
+static int want_range(Infer *I, int64_t low, int64_t high, DType t) {
+  if (low >= high)
+    return infer_error(I, "low %lld must be below high %lld", (long long)low, (long long)high);
+  int64_t limit = whole_limit(t), least = t == BOOL || t == U8 ? 0 : -limit;
+  if (dtype_is_float(t) || t == I64 || (low >= least && high <= limit)) return 0;
+  return infer_error(I, "%s does not hold all whole numbers from %lld to %lld", dtype_name(t),
+                     (long long)low, (long long)high - 1);
 }
 
 static int randint_infer(Infer *I) {
   const struct randint_args *a = I->args;
-  int rc = want_range(I, a->low, a->high);
+  int rc = want_range(I, a->low, a->high, (DType)a->dtype);
   if (!rc) rc = want_grad_of_float(I, a->dtype, a->requires_grad);
   return rc ? rc : created(I, a->dtype, &a->size, a->device);
 }
@@ -389,29 +409,13 @@ OP(bernoulli_,
    .signature = "bernoulli_(Tensor! x, float p=0.5, *, Generator? generator=None) -> ()",
    .flags = OP_RANDOM, .infer = bernoulli__infer, .cpu = bernoulli__cpu)
 
-/* Below which every whole number is one of the dtype. */
-static int64_t whole_limit(DType t) {
-  switch (t) {
-    case BOOL: return 2;
-    case U8: return 256;
-    case I8: return 128;
-    case I16: return 1 << 15;
-    case I32: return INT64_C(1) << 31;
-    case F16: return 2049;
-    case BF16: return 257;
-    case F32: return (1 << 24) + 1;
-    case F64: return (INT64_C(1) << 53) + 1;
-    default: return INT64_MAX;
-  }
-}
-
 static int random__infer(Infer *I) {
   struct random__args *a = I->args;
   if (!a->has_high) {
     a->high = whole_limit((DType)I->in[0]->dtype);
     a->has_high = true;
   }
-  return want_range(I, a->low, a->high);
+  return want_range(I, a->low, a->high, (DType)I->in[0]->dtype);
 }
 static int random__cpu(const OpCall *c) {
   const struct random__args *a = c->args;
@@ -472,9 +476,26 @@ static void scale_range(int64_t begin, int64_t end, void *arg) {
   }
 }
 
+/* Refuses elements of input k outside of [0, high]. */
+static int check_elements(const OpCall *c, int k, double high, const char *text) {
+  const View *x = &c->in[k];
+  Walk w;
+  double p[BLOCK];
+  draw_like(&w, x);
+  for (int64_t i = 0; i < w.numel; i += BLOCK) {
+    int64_t n = w.numel - i < BLOCK ? w.numel - i : BLOCK;
+    walk_rows(&w, 1, i, n, block_loads[PW_F64][x->dtype], p, 8, false);
+    for (int64_t e = 0; e < n; e++)
+      if (!(p[e] >= 0 && p[e] <= high)) return err_set(MF_EINVAL, text, c->op->name, p[e]);
+  }
+  return 0;
+}
+
 static int normal_cpu(const OpCall *c) {
   const struct normal_args *a = c->args;
   const View *y = &c->out[0];
+  int rc = check_elements(c, 1, INFINITY, "%s: std must not be negative, holds %g");
+  if (rc) return rc;
   draw_normal(a->generator, 0, 1, y);
   ScaleJob j = {.cls = block_class((DType)y->dtype)};
   walk_init(&j.walk, y, 2, c->in);
@@ -534,22 +555,6 @@ static void bernoulli_range(int64_t begin, int64_t end, void *arg) {
   }
 }
 
-/* Refuses elements outside of [0, 1]. */
-static int check_probabilities(const OpCall *c, const View *x) {
-  Walk w;
-  double p[BLOCK];
-  draw_like(&w, x);
-  for (int64_t i = 0; i < w.numel; i += BLOCK) {
-    int64_t n = w.numel - i < BLOCK ? w.numel - i : BLOCK;
-    walk_rows(&w, 1, i, n, block_loads[PW_F64][x->dtype], p, 8, false);
-    for (int64_t k = 0; k < n; k++)
-      if (!(p[k] >= 0 && p[k] <= 1))
-        return err_set(MF_EINVAL, "%s: x holds %g; probabilities are from 0 to 1", c->op->name,
-                       p[k]);
-  }
-  return 0;
-}
-
 static int bernoulli_infer(Infer *I) {
   int rc = infer_want_float(I, 0);
   return rc ? rc : infer_same(I);
@@ -557,7 +562,7 @@ static int bernoulli_infer(Infer *I) {
 
 static int bernoulli_cpu(const OpCall *c) {
   MaskJob j = {.draw.key = ((const struct bernoulli_args *)c->args)->generator};
-  int rc = check_probabilities(c, &c->in[0]);
+  int rc = check_elements(c, 0, 1, "%s: x holds %g; probabilities are from 0 to 1");
   if (rc) return rc;
   mask_walk(&j, &c->in[0], &c->out[0]);
   j.load = block_loads[PW_F64][c->in[0].dtype];
