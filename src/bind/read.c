@@ -40,12 +40,14 @@ int bind_read_int(lua_State *L, int index, const char *function, const char *arg
     const int64_t *v = lua_topointer(L, index); /* int64 and uint64 cdata hold their 8 bytes */
     lua_getglobal(L, "tostring");
     lua_pushvalue(L, index < 0 ? index - 1 : index);
-    if (!lua_pcall(L, 1, 1, 0) && lua_isstring(L, -1) && strstr(lua_tostring(L, -1), "LL")) {
-      lua_pop(L, 1);
+    const char *text = !lua_pcall(L, 1, 1, 0) && lua_isstring(L, -1) ? lua_tostring(L, -1) : "";
+    bool whole = strstr(text, "LL") != NULL, above = strstr(text, "ULL") && *v < 0;
+    lua_pop(L, 1);
+    if (above) return err_set(MF_EINVAL, "%s: %s is above 2^63 - 1", function, arg);
+    if (whole) {
       *out = *v;
       return 0;
     }
-    lua_pop(L, 1);
   }
   return err_set(MF_EINVAL, "%s: %s must be a whole number, is a %s", function, arg,
                  type == 10 ? "cdata" : lua_typename(L, type));

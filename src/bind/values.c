@@ -12,8 +12,8 @@
 #include "op_ids.h"
 #include "state.h"
 
-static const double exact = 9007199254740992.0; /* 2^53 */
-enum { CDATA = 10 };                            /* lua_type of LuaJIT's cdata */
+static const int64_t exact = INT64_C(1) << 53;
+enum { CDATA = 10 }; /* lua_type of LuaJIT's cdata */
 
 /* -- Reading tables ---------------------------------------------------------------------------- */
 
@@ -56,6 +56,25 @@ static int not_a_value(Nest *n, int d) {
                  bind_describe(n->S, n->L, -1, what, sizeof what));
 }
 
+/* Has the table on top keys besides 1 ... size? For a long one that was filled in order, the key
+ * after the last tells. */
+static bool has_other_keys(lua_State *L, int64_t size) {
+  enum { SHORT = 64 };
+  int64_t found = size > SHORT ? size - 1 : 0;
+  if (size > SHORT) lua_pushinteger(L, (lua_Integer)size);
+  else lua_pushnil(L);
+  while (lua_next(L, -2)) {
+    lua_pop(L, 1);
+    double key = lua_type(L, -1) == LUA_TNUMBER ? lua_tonumber(L, -1) : 0;
+    if (!(key >= 1 && key <= (double)size) || key != floor(key)) {
+      lua_pop(L, 1);
+      return true;
+    }
+    found++;
+  }
+  return size <= SHORT && found != size;
+}
+
 /* The value on top is at depth d. The first way down settles the shape. */
 static int measure(Nest *n, int d) {
   lua_State *L = n->L;
@@ -84,15 +103,10 @@ static int measure(Nest *n, int d) {
         MF_EINVAL,
         "tensor: %s has %lld entries, others in its place have %lld; all rows must have one shape",
         path_text(n, d, path, sizeof path), (long long)size, (long long)n->shape[d]);
-  if (size == 0) {
-    lua_pushnil(L);
-    if (lua_next(L, -2)) {
-      lua_pop(L, 2);
-      return err_set(MF_EINVAL, "tensor: %s has keys other than 1, 2, ...",
-                     path_text(n, d, path, sizeof path));
-    }
-    if (n->ndim < 0) n->ndim = d + 1;
-  }
+  if (has_other_keys(L, size))
+    return err_set(MF_EINVAL, "tensor: %s has keys other than 1, 2, ..., or holes",
+                   path_text(n, d, path, sizeof path));
+  if (size == 0 && n->ndim < 0) n->ndim = d + 1;
   if (!lua_checkstack(L, 4)) return err_set(MF_ENOMEM, "tensor: Lua's stack is full");
   int rc = 0;
   for (n->at[d] = 0; n->at[d] < size && !rc; n->at[d]++) {
@@ -103,6 +117,20 @@ static int measure(Nest *n, int d) {
   return rc;
 }
 
+/* Does a dtype of whole numbers hold the whole part of v? */
+static bool holds(DType t, double v) {
+  int bits = (int)dtype_size(t) * 8;
+  if (t == U8) return v > -1 && v < 256;
+  double limit = ldexp(1, bits - 1);
+  return (bits == 64 ? v >= -limit : v > -limit - 1) && v < limit;
+}
+
+static int does_not_hold(Nest *n, int d, double v) {
+  char path[160];
+  return err_set(MF_EINVAL, "tensor: %s is %.17g, which %s cannot hold",
+                 path_text(n, d, path, sizeof path), v, dtype_name(n->dtype));
+}
+
 static int put_element(Nest *n, int d) {
   lua_State *L = n->L;
   int type = lua_type(L, -1);
@@ -110,16 +138,15 @@ static int put_element(Nest *n, int d) {
   int64_t i = 0;
   if (type == LUA_TNUMBER) {
     double v = lua_tonumber(L, -1);
-    if (dtype_kind(n->dtype) == KIND_INT &&
-        (v != v || v < -9223372036854775808.0 || v >= 9223372036854775808.0))
-      return err_set(MF_EINVAL, "tensor: %s is %g, which %s cannot hold",
-                     path_text(n, d, path, sizeof path), v, dtype_name(n->dtype));
+    if (dtype_kind(n->dtype) == KIND_INT && !holds(n->dtype, v)) return does_not_hold(n, d, v);
     dtype_set_f64(n->dtype, n->out, v);
   } else if (type == LUA_TBOOLEAN) {
     dtype_set_i64(n->dtype, n->out, lua_toboolean(L, -1));
   } else if (type == CDATA) {
     int rc = bind_read_int(L, -1, "tensor", path_text(n, d, path, sizeof path), &i);
     if (rc) return rc;
+    if (dtype_kind(n->dtype) == KIND_INT && n->dtype != I64 && !holds(n->dtype, (double)i))
+      return does_not_hold(n, d, (double)i);
     dtype_set_i64(n->dtype, n->out, i);
   } else {
     double f;
@@ -275,7 +302,7 @@ static int push_element(lua_State *L, DType dtype, const char *p, const char *fu
     lua_pushnumber(L, dtype_get_f64(dtype, p));
   } else {
     int64_t v = dtype_get_i64(dtype, p);
-    if ((double)v > exact || (double)v < -exact)
+    if (v > exact || v < -exact)
       return err_set(
           MF_EINVAL,
           "%s: %lld is above 2^53 and no exact Lua number; x:item('int64') gives it as cdata",
