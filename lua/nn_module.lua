@@ -218,7 +218,7 @@ end
 function Module:zero_grad(o)
   o = options('zero_grad', o, { set_to_none = true })
   for _, p in self:named_parameters() do
-    if p.grad and not o.set_to_none then p.grad:zero_() else p.grad = nil end
+    if not o.set_to_none and p.grad then p.grad:zero_() else p.grad = nil end
   end
 end
 

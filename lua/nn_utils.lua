@@ -4,27 +4,31 @@ local options = require 'moonflow.options'
 local fail = options.fail
 local utils = {}
 
--- The gradients there are, of one tensor or a table of them; a row-sparse one by its values, with
--- each row there once.
-local function gradients_of(name, parameters)
+-- f(list), all handles inside ended with it: the gradients there are, of one tensor or a table of
+-- them; a row-sparse one by its values, with each row there once.
+local function with_gradients(name, parameters, f)
   if mf.is_tensor(parameters) then parameters = { parameters } end
   if type(parameters) ~= 'table' then
     fail('%s: a table of tensors is needed, this is %s', name, options.describe(parameters))
   end
-  local list = {}
   for i, p in ipairs(parameters) do
     if not mf.is_tensor(p) then
       fail('%s: parameters[%d] must be a tensor, is %s', name, i, options.describe(p))
     end
-    local g = p.grad
-    if g and g.is_rows then
-      g = g:coalesce()
-      p.grad = g
-      g = g.values
-    end
-    list[#list + 1] = g
   end
-  return list
+  return mf.no_grad(mf.scope, mf._with_gradients, parameters, function(gradients)
+    local list = {}
+    for i, p in ipairs(parameters) do
+      local g = gradients[i]
+      if g and g.is_rows then
+        g = g:coalesce()
+        p.grad = g
+        g = g.values
+      end
+      list[#list + 1] = g or nil
+    end
+    return f(list)
+  end)
 end
 
 local function total_norm(gradients, p)
@@ -48,9 +52,8 @@ end
 function utils.clip_grad_norm_(parameters, max_norm, ...)
   local o = options.arguments('clip_grad_norm_', { 'norm_type', 'error_if_nonfinite' },
     { norm_type = 2, error_if_nonfinite = false }, ...)
-  local gradients = gradients_of('clip_grad_norm_', parameters)
-  if #gradients == 0 then return mf.zeros {} end
-  return mf.no_grad(function()
+  return with_gradients('clip_grad_norm_', parameters, function(gradients)
+    if #gradients == 0 then return mf.zeros {} end
     local norm = total_norm(gradients, o.norm_type)
     if o.error_if_nonfinite then
       local value = norm:item()
@@ -65,10 +68,8 @@ end
 
 -- Clips every element of the gradients to [-clip_value, clip_value].
 function utils.clip_grad_value_(parameters, clip_value)
-  mf.no_grad(function()
-    for _, g in ipairs(gradients_of('clip_grad_value_', parameters)) do
-      g:clamp_(-clip_value, clip_value)
-    end
+  with_gradients('clip_grad_value_', parameters, function(gradients)
+    for _, g in ipairs(gradients) do g:clamp_(-clip_value, clip_value) end
   end)
 end
 

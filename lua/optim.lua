@@ -138,15 +138,15 @@ local function add_to(run, p, g, s)
 end
 
 -- Updates by row-sparse gradients at once; sorts the others into runs of one step and dtype.
-local function collect(self, group)
+local function collect(self, group, grads)
   local runs, last = {}, nil
-  for _, p in ipairs(group.params) do
-    local g = p.grad
+  for i, p in ipairs(group.params) do
+    local g = grads[i]
     if g then
       local s = state_of(self, group, p)
       if g.is_rows then
         if not self.rows then fail('%s takes no row-sparse gradients', self._name) end
-        self.rows(group, s.step, p, g.ids, g.values, s)
+        mf.scope(self.rows, group, s.step, p, g.ids, g.values, s)
       else
         if not last or last.step ~= s.step or last.dtype ~= p.dtype then
           last = { step = s.step, dtype = p.dtype, params = {}, grads = {}, states = {} }
@@ -159,15 +159,19 @@ local function collect(self, group)
   return runs
 end
 
+local function update_group(grads, self, group)
+  for _, run in ipairs(collect(self, group, grads)) do
+    self.update(group, run.step, run.params, run.grads, function(name)
+      local list = {}
+      for i, s in ipairs(run.states) do list[i] = s[name] end
+      return list
+    end)
+  end
+end
+
 local function update(self)
   for _, group in ipairs(self.param_groups) do
-    for _, run in ipairs(collect(self, group)) do
-      self.update(group, run.step, run.params, run.grads, function(name)
-        local list = {}
-        for i, s in ipairs(run.states) do list[i] = s[name] end
-        return list
-      end)
-    end
+    mf._with_gradients(group.params, update_group, self, group)
   end
 end
 

@@ -159,3 +159,37 @@ describe('memory', function()
     assert.are.equal(before.in_use, after.in_use)
   end)
 end)
+
+describe('the memory of gradients', function()
+  local optim = require 'moonflow.optim'
+  local utils = require 'moonflow.nn_utils'
+
+  it('is free once they are dropped, before any collection', function()
+    local w = mf.zeros(MB):requires_grad_()
+    local opt = optim.SGD({ w }, { lr = 1, momentum = 0.5 })
+    local function step()
+      w:backward(mf.ones(MB))
+      utils.clip_grad_norm_({ w }, 1e9)
+      utils.clip_grad_value_({ w }, 2)
+      opt:step()
+      opt:zero_grad()
+    end
+    step()
+    collect()
+    local before = mf.memory_stats().in_use
+    collectgarbage 'stop'
+    mf.scope(step)
+    collectgarbage 'restart'
+    assert.are.equal(before, mf.memory_stats().in_use)
+    assert.are.equal(-2.5, w[0]:item())
+  end)
+
+  it('stays while somebody holds them', function()
+    local w = mf.zeros(4):requires_grad_()
+    w:backward(mf.ones(4))
+    local held = w.grad
+    optim.SGD({ w }, { lr = 1 }):step()
+    w.grad = nil
+    assert.are.same({ 1, 1, 1, 1 }, held:tolist())
+  end)
+end)

@@ -278,6 +278,34 @@ static int grad(lua_State *L) {
   return 1;
 }
 
+/* mf._with_gradients(params, f, ...): the results of f(gradients, ...). gradients[i] is that of
+ * params[i] or false; these handles end with f, so that a gradient's memory is free as soon as it
+ * is dropped, not when the collector finds what an optimiser has read. */
+static int with_gradients(lua_State *L) {
+  State *S = bind_state(L);
+  luaL_checktype(L, 1, LUA_TTABLE);
+  int n = (int)lua_objlen(L, 1), rc;
+  lua_createtable(L, n, 0);
+  for (int k = 1; k <= n; k++) {
+    lua_rawgeti(L, 1, k);
+    Tensor *t = bind_check_tensor(S, L, -1, "gradients", "params");
+    if (t->ag && t->ag->grad) bind_push_own(S, L, t->ag->grad);
+    else lua_pushboolean(L, 0);
+    lua_rawseti(L, -3, k);
+    lua_pop(L, 1);
+  }
+  lua_pushvalue(L, -1);
+  lua_replace(L, 1);
+  lua_insert(L, 3);
+  rc = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
+  for (int k = 1; k <= n; k++) {
+    lua_rawgeti(L, 1, k);
+    bind_close(S, L, lua_gettop(L));
+    lua_pop(L, 1);
+  }
+  return rc ? lua_error(L) : lua_gettop(L) - 1;
+}
+
 void bind_open_grad(State *S, lua_State *L) {
   static const luaL_Reg functions[] = {{"no_grad", no_grad},
                                        {"enable_grad", enable_grad},
@@ -286,6 +314,7 @@ void bind_open_grad(State *S, lua_State *L) {
                                        {"detect_anomaly", detect_anomaly},
                                        {"set_detect_anomaly", set_detect_anomaly},
                                        {"grad", grad},
+                                       {"_with_gradients", with_gradients},
                                        {NULL, NULL}};
   for (const luaL_Reg *f = functions; f->name; f++) bind_function(S, L, f->name, f->func);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->methods);

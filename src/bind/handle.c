@@ -121,6 +121,17 @@ void bind_push_shared(State *S, lua_State *L, Tensor *t) {
   else push_one(S, L, tensor_retain(t));
 }
 
+void bind_push_own(State *S, lua_State *L, Tensor *t) {
+  push_new(S, L, tensor_retain(t));
+}
+
+void bind_close(State *S, lua_State *L, int index) {
+  Handle *h = bind_to_handle(S, L, index);
+  Tensor *t = h ? h->t : NULL;
+  if (t) h->t = NULL;
+  tensor_release(t);
+}
+
 Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *function,
                           const char *arg) {
   char what[160];

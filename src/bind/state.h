@@ -71,6 +71,9 @@ void bind_push(State *S, lua_State *L, Tensor *t);
 /* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count
  * of its own. */
 void bind_push_shared(State *S, lua_State *L, Tensor *t);
+/* Pushes a userdata for one use, which bind_close ends; adds a count of its own. */
+void bind_push_own(State *S, lua_State *L, Tensor *t);
+void bind_close(State *S, lua_State *L, int index);
 /* Makes the userdata at `index` the one that bind_push_shared finds. */
 void bind_share(State *S, lua_State *L, int index);
 
