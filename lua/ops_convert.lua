@@ -27,6 +27,13 @@ local function to_device(x, device)
   return mf.empty_like(x, { device = device })
 end
 
+-- With one channel or one pixel a dense tensor lies in both formats; is it marked as channels_last
+-- by its strides, which ops go by?
+local function marked_last(x)
+  local _, c, _, w = unpack(x.shape)
+  return x:stride(1) == 1 and x:stride(2) == w * c and x:stride(3) == c
+end
+
 -- x:to(dtype), x:to(device), x:to(other tensor), x:to{dtype=, device=, memory_format=, copy=}, and
 -- mixtures; x itself where nothing changes.
 function Tensor.to(x, ...)
@@ -50,7 +57,12 @@ function Tensor.to(x, ...)
   local y = x
   if dtype and dtype ~= y.dtype then y = mf._cast(y, dtype) end
   if device and device ~= y.device then y = to_device(y, device) end
-  if o.memory_format and o.memory_format ~= 'preserve' then y = y:contiguous { memory_format = o.memory_format } end
+  if o.memory_format and o.memory_format ~= 'preserve' then
+    y = y:contiguous { memory_format = o.memory_format }
+    if o.memory_format == 'channels_last' and not marked_last(y) then
+      y = y:clone { memory_format = 'channels_last' }
+    end
+  end
   if o.copy and y == x then y = y:clone() end
   return y
 end

@@ -554,22 +554,20 @@ static int weight_layout(const DnnConv *d, int64_t *dims, int64_t *strides) {
   return 5;
 }
 
-/* The layouts in which the primitive is asked for: weights as it likes best, images with channels
- * innermost as they are, others as it likes best (plain NCHW has no fast kernels but for the few
- * channels of a first layer). */
+/* The layouts in which the primitive is asked for: weights as it likes best; images with channels
+ * innermost where `last` is set, else as it likes best. Plain NCHW has no fast kernels but for the
+ * few channels of a first layer, which have no others; a mixture has none at all. */
 typedef struct ConvLayouts {
   Layout x, w, y, bias;
   bool have_x, have_w, have_y, have_bias;
 } ConvLayouts;
 
-static bool conv_layouts(const DnnConv *d, dnnl_data_type_t t, ConvLayouts *l) {
+static bool conv_layouts(const DnnConv *d, dnnl_data_type_t t, bool last, ConvLayouts *l) {
   dnnl_dims_t dims, strides;
-  image_layout(d->n, d->ic, d->ih, d->iw, d->x_last, dims, strides);
-  l->have_x =
-      d->x_last ? layout_strided(&l->x, 4, dims, t, strides) : layout_any(&l->x, 4, dims, t);
-  image_layout(d->n, d->oc, d->oh, d->ow, d->y_last, dims, strides);
-  l->have_y =
-      d->y_last ? layout_strided(&l->y, 4, dims, t, strides) : layout_any(&l->y, 4, dims, t);
+  image_layout(d->n, d->ic, d->ih, d->iw, true, dims, strides);
+  l->have_x = last ? layout_strided(&l->x, 4, dims, t, strides) : layout_any(&l->x, 4, dims, t);
+  image_layout(d->n, d->oc, d->oh, d->ow, true, dims, strides);
+  l->have_y = last ? layout_strided(&l->y, 4, dims, t, strides) : layout_any(&l->y, 4, dims, t);
   l->have_w = layout_any(&l->w, weight_layout(d, dims, strides), dims, t);
   l->have_bias = layout_strided(&l->bias, 1, (dnnl_dims_t){d->oc}, dnnl_f32, (dnnl_dims_t){1});
   return l->have_x && l->have_w && l->have_y && l->have_bias;
@@ -598,6 +596,22 @@ static dnnl_status_t conv_describe(DnnCache *c, Plan *p, const DnnConv *d, ConvL
   return s;
 }
 
+/* Describes p->pd by the layouts of conv_layouts; false where oneDNN has no kernel for them, or,
+ * unless `slow` will do, only the loops of its reference. */
+static bool conv_choose(DnnCache *c, Plan *p, const DnnConv *d, bool last, bool slow) {
+  ConvLayouts l = {0};
+  const char *kernel = "";
+  bool ok =
+      conv_layouts(d, data_type(d->type), last, &l) && conv_describe(c, p, d, &l) == dnnl_success;
+  conv_layouts_drop(&l);
+  if (!ok || slow) return ok;
+  dnnl_primitive_desc_query(p->pd, dnnl_query_impl_info_str, 0, &kernel);
+  if (strncmp(kernel, "ref", 3)) return true;
+  dnnl_primitive_desc_destroy(p->pd);
+  p->pd = NULL;
+  return false;
+}
+
 /* Operands in the order x, w, y, bias. */
 static bool conv_build(DnnCache *c, Plan *p, const void *description) {
   const DnnConv *d = description;
@@ -619,10 +633,10 @@ static bool conv_build(DnnCache *c, Plan *p, const void *description) {
                                (dnnl_dims_t){d->oc}, dnnl_f32, (dnnl_dims_t){1}))
     return false;
 
-  ConvLayouts l = {0};
-  dnnl_status_t s = conv_layouts(d, t, &l) ? conv_describe(c, p, d, &l) : dnnl_out_of_memory;
-  conv_layouts_drop(&l);
-  if (s != dnnl_success) return false;
+  enum { FEW = 4 };
+  bool last =
+      (d->x_last || d->y_last) && !(forward && d->ic < FEW) && conv_choose(c, p, d, true, false);
+  if (!last && !conv_choose(c, p, d, false, true)) return false;
   dnnl_query_t x = input ? dnnl_query_diff_src_md : dnnl_query_src_md,
                w = weight ? dnnl_query_diff_weights_md : dnnl_query_weights_md,
                y = forward ? dnnl_query_dst_md : dnnl_query_diff_dst_md;

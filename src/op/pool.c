@@ -11,7 +11,8 @@
 #include "image.h"
 #include "op_args.h"
 
-enum { LANES = 64, LIMIT = 1 << 20 };
+enum { GROUP = 16, LANES = 64, LIMIT = 1 << 20 };
+#define WIDE(lanes) (((lanes) + GROUP - 1) & ~(int64_t)(GROUP - 1))
 
 typedef enum PoolMode { POOL_MAX, POOL_MEAN } PoolMode;
 
@@ -38,9 +39,9 @@ typedef struct Span {
   double divisor;
 } Span;
 
-/* The operands' steps from lane to lane. */
+/* How many, also in whole blocks, and the operands' steps from lane to lane. */
 typedef struct Lanes {
-  int64_t n, x, v, y;
+  int64_t n, wide, x, v, y;
 } Lanes;
 
 static void axis_window(const Axis *a, int64_t o, bool include_pad, int64_t *from, int64_t *to,
@@ -82,13 +83,11 @@ static void span_cols(const Pool *p, int64_t ow, Span *s) {
 #include "pool_kernels.h"
 #undef T
 #undef NAME
-#undef EACH
 #define T double
 #define NAME(f) f##_f64
 #include "pool_kernels.h"
 #undef T
 #undef NAME
-#undef EACH
 
 /* -- Running ----------------------------------------------------------------------------------- */
 

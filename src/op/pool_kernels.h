@@ -6,81 +6,146 @@
  * planes goes element by element. A window's elements are visited in row-major order, and a maximum
  * is the first of equals; NaN counts as larger than all, the last one as largest, as in PyTorch. */
 
-/* For each lane i the place j = i * step in an operand; steps 1 and 2 in loops of their own, which
- * vectorise. */
-#define EACH(lanes, step, i, j, ...)                                       \
-  do {                                                                     \
-    if ((step) == 1)                                                       \
-      for (int64_t i = 0, j; j = i, i < (lanes); i++) __VA_ARGS__          \
-    else if ((step) == 2)                                                  \
-      for (int64_t i = 0, j; j = 2 * i, i < (lanes); i++) __VA_ARGS__      \
-    else                                                                   \
-      for (int64_t i = 0, j; j = i * (step), i < (lanes); i++) __VA_ARGS__ \
-  } while (0)
+/* Loops over lanes run to the next multiple of GROUP, so that they vectorise without a rest; what
+ * lies beyond the last lane is computed and ignored. */
 
-/* The maximum over a window and the position of it, counted in the order of the visit. */
-static void NAME(lanes_max)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *best,
-                            int32_t *where) {
-  int32_t k = 0;
+/* One element of each lane: where it lies, or gathered in `buffer`. */
+static inline const T *NAME(lanes_load)(int64_t n, int64_t step, const T *at, T *buffer) {
+  if (step == 1 && n % GROUP == 0) return at;
+  if (step == 1) memcpy(buffer, at, sizeof(T) * (size_t)n);
+  else if (step == 2)
+    for (int64_t i = 0; i < n; i++) buffer[i] = at[2 * i];
+  else
+    for (int64_t i = 0; i < n; i++) buffer[i] = at[i * step];
+  return buffer;
+}
+
+static inline void NAME(lanes_store)(int64_t n, int64_t step, T *at, const T *v) {
+  for (int64_t i = 0; i < n; i++) at[i * step] = v[i];
+}
+
+static inline void NAME(lanes_add)(int64_t n, int64_t step, T *at, const T *restrict v) {
+  if (step == 1)
+    for (int64_t i = 0; i < n; i++) at[i] += v[i];
+  else if (step == 2)
+    for (int64_t i = 0; i < n; i++) at[2 * i] += v[i];
+  else
+    for (int64_t i = 0; i < n; i++) at[i * step] += v[i];
+}
+
+/* The maximum over a window. */
+static void NAME(lanes_max)(const Pool *p, const Span *s, const Lanes *l, const T *x,
+                            T *restrict best) {
+  T buffer[LANES] = {0};
+  bool first = true;
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
-    for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
-      const T *at = x + h * p->xs[2] + w * p->xs[3];
-      if (k == 0) EACH(l->n, l->x, i, j, { best[i] = at[j], where[i] = 0; });
+    for (int64_t w = s->w0; w < s->w1; w += p->w.dilation) {
+      const T *v = NAME(lanes_load)(l->n, l->x, x + h * p->xs[2] + w * p->xs[3], buffer);
+      if (first) memcpy(best, v, sizeof(T) * (size_t)l->wide);
       else
-        EACH(l->n, l->x, i, j, {
-          T v = at[j];
-          bool more = (v > best[i]) | (v != v);
-          best[i] = more ? v : best[i];
-          where[i] = more ? k : where[i];
-        });
+        for (int64_t i = 0; i < (l->wide & -GROUP); i++)
+          best[i] = (v[i] > best[i]) | (v[i] != v[i]) ? v[i] : best[i];
+      first = false;
     }
   }
 }
 
-/* Moves between a window's elements and the pooled element: y = picked v, or v += y where picked.
- */
-static void NAME(lanes_picked)(const Pool *p, const Span *s, const Lanes *l, T *v,
-                               const int32_t *where, T *y) {
+/* The place of the maximum, counted in the order of the visit. */
+static void NAME(lanes_where)(const Pool *p, const Span *s, const Lanes *l, const T *x,
+                              int32_t *where) {
+  T buffer[LANES] = {0}, best[LANES];
   int32_t k = 0;
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
+      const T *v = NAME(lanes_load)(l->n, l->x, x + h * p->xs[2] + w * p->xs[3], buffer);
+      for (int64_t i = 0; i < l->n; i++) {
+        if (k && !(v[i] > best[i]) && v[i] == v[i]) continue;
+        best[i] = v[i];
+        where[i] = k;
+      }
+    }
+  }
+}
+
+/* y = v where x has its maximum. */
+static void NAME(lanes_pick)(const Pool *p, const Span *s, const Lanes *l, const T *x, const T *v,
+                             T *y) {
+  int32_t where[LANES], k = 0;
+  NAME(lanes_where)(p, s, l, x, where);
+  for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
+    for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
+      const T *at = v + h * p->vs[2] + w * p->vs[3];
+      for (int64_t i = 0; i < l->n; i++) y[i] = where[i] == k ? at[i * l->v] : y[i];
+    }
+  }
+}
+
+/* v += y where x has its maximum: the first element that equals it. With a NaN among them, which
+ * equals nothing, false, and nothing is done. */
+static bool NAME(lanes_deal)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *v,
+                             const T *y) {
+  T buffer[LANES] = {0}, best[LANES], left[LANES] = {0}, part[LANES];
+  int nan = 0;
+  NAME(lanes_max)(p, s, l, x, best);
+  for (int64_t i = 0; i < l->n; i++) nan |= best[i] != best[i];
+  if (nan) return false;
+  memcpy(left, y, sizeof(T) * (size_t)l->n);
+  for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
+    for (int64_t w = s->w0; w < s->w1; w += p->w.dilation) {
+      const T *from = NAME(lanes_load)(l->n, l->x, x + h * p->xs[2] + w * p->xs[3], buffer);
+      for (int64_t i = 0; i < (l->wide & -GROUP); i++) {
+        bool hit = from[i] == best[i];
+        part[i] = hit ? left[i] : 0;
+        left[i] = hit ? 0 : left[i];
+      }
+      NAME(lanes_add)(l->n, l->v, v + h * p->vs[2] + w * p->vs[3], part);
+    }
+  }
+  return true;
+}
+
+/* The same by counting. */
+static void NAME(lanes_deal_where)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *v,
+                                   const T *y) {
+  int32_t where[LANES], k = 0;
+  NAME(lanes_where)(p, s, l, x, where);
+  for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
+    for (int64_t w = s->w0; w < s->w1; w += p->w.dilation, k++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (p->back) EACH(l->n, l->v, i, j, { at[j] += where[i] == k ? y[i] : 0; });
-      else EACH(l->n, l->v, i, j, { y[i] = where[i] == k ? at[j] : y[i]; });
+      for (int64_t i = 0; i < l->n; i++) at[i * l->v] += where[i] == k ? y[i] : 0;
     }
   }
 }
 
 static void NAME(lanes_mean)(const Pool *p, const Span *s, const Lanes *l, T *v, T *y) {
-  T scale = (T)(1 / s->divisor), part[LANES];
-  for (int64_t i = 0; i < l->n; i++) part[i] = p->back ? y[i] * scale : 0;
+  T scale = (T)(1 / s->divisor), part[LANES] = {0}, buffer[LANES] = {0};
+  for (int64_t i = 0; i < l->n && p->back; i++) part[i] = y[i] * scale;
   for (int64_t h = s->h0; h < s->h1; h++) {
     for (int64_t w = s->w0; w < s->w1; w++) {
       T *at = v + h * p->vs[2] + w * p->vs[3];
-      if (p->back) EACH(l->n, l->v, i, j, { at[j] += part[i]; });
-      else EACH(l->n, l->v, i, j, { part[i] += at[j]; });
+      if (p->back) {
+        NAME(lanes_add)(l->n, l->v, at, part);
+      } else {
+        const T *from = NAME(lanes_load)(l->n, l->v, at, buffer);
+        for (int64_t i = 0; i < (l->wide & -GROUP); i++) part[i] += from[i];
+      }
     }
   }
   for (int64_t i = 0; i < l->n && !p->back; i++) y[i] = part[i] * scale;
 }
 
-/* One window in every lane. The pooled elements lie side by side, or go through a buffer. */
+/* One window in every lane. The pooled elements lie where whole blocks can be written, or go
+ * through a buffer. */
 static void NAME(lanes_window)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *v,
                                T *y) {
-  T best[LANES], pooled[LANES], *to = l->y == 1 ? y : pooled;
-  int32_t where[LANES];
+  T pooled[LANES], *to = l->y == 1 && l->n == l->wide ? y : pooled;
   if (to != y && p->back)
     for (int64_t i = 0; i < l->n; i++) to[i] = y[i * l->y];
-  if (p->mode == POOL_MEAN) {
-    NAME(lanes_mean)(p, s, l, v, to);
-  } else if (!v) {
-    NAME(lanes_max)(p, s, l, x, to, where);
-  } else {
-    NAME(lanes_max)(p, s, l, x, best, where);
-    NAME(lanes_picked)(p, s, l, v, where, to);
-  }
-  if (to != y && !p->back)
-    for (int64_t i = 0; i < l->n; i++) y[i * l->y] = to[i];
+  if (p->mode == POOL_MEAN) NAME(lanes_mean)(p, s, l, v, to);
+  else if (!v) NAME(lanes_max)(p, s, l, x, to);
+  else if (!p->back) NAME(lanes_pick)(p, s, l, x, v, to);
+  else if (!NAME(lanes_deal)(p, s, l, x, v, to)) NAME(lanes_deal_where)(p, s, l, x, v, to);
+  if (to != y && !p->back) NAME(lanes_store)(l->n, l->y, y, to);
 }
 
 /* -- Channels side by side --------------------------------------------------------------------- */
@@ -93,7 +158,7 @@ static void NAME(channels_clear)(const Pool *p, T *v, int64_t channels, int64_t 
 }
 
 static void NAME(channels_job)(const Pool *p, int64_t channels, const T *x, T *v, T *y) {
-  Lanes lanes = {.n = channels, .x = 1, .v = 1, .y = 1};
+  Lanes lanes = {channels, WIDE(channels), .x = 1, .v = 1, .y = 1};
   int64_t clear = 0; /* rows before it are */
   for (int64_t oh = 0; oh < p->h.out; oh++) {
     Span s;
@@ -155,7 +220,7 @@ static void NAME(plane_job)(const Pool *p, const T *x, T *v, T *y) {
       n = !inside ? 1 : to - ow < LANES ? to - ow : LANES;
       span_cols(p, ow, &s);
       T *at = y + oh * p->ys[2] + ow * p->ys[3];
-      Lanes lanes = {.n = n, .x = step * p->xs[3], .v = step * p->vs[3], .y = p->ys[3]};
+      Lanes lanes = {n, WIDE(n), .x = step * p->xs[3], .v = step * p->vs[3], .y = p->ys[3]};
       if (inside) NAME(lanes_window)(p, &s, &lanes, x, v, at);
       else if (p->mode == POOL_MEAN) NAME(single_mean)(p, &s, v, at);
       else NAME(single_max)(p, &s, x, v, at);
