@@ -91,36 +91,53 @@ static void span_cols(const Pool *p, int64_t ow, Span *s) {
 
 /* -- Running ----------------------------------------------------------------------------------- */
 
-/* An image as the kernels read it: itself, or its float32 copy at `copy`, laid out alike. */
+/* An image as the kernels read it: itself, or its copy at `dense`: of small floats in float32, and
+ * with channels innermost where the image that is pooled has them so. */
 typedef struct Operand {
   Image image, dense;
   bool copied;
 } Operand;
 
-static size_t copy_bytes(const View *v) {
-  bool small = v->dtype == F16 || v->dtype == BF16;
-  return small ? ((size_t)view_numel(v) * sizeof(float) + 63) & ~(size_t)63 : 0;
+static bool is_last(const View *v) {
+  Image m;
+  image_set(&m, v);
+  return image_strictly_last(m.shape, m.stride);
+}
+
+static bool is_small(const View *v) {
+  return v->dtype == F16 || v->dtype == BF16;
+}
+
+static size_t copy_bytes(const View *v, bool last) {
+  if (!is_small(v) && !(last && !is_last(v))) return 0;
+  size_t size = v->dtype == F64 ? sizeof(double) : sizeof(float);
+  return ((size_t)view_numel(v) * size + 63) & ~(size_t)63;
+}
+
+/* The input whose format is that of all: the image before pooling, or the only one. */
+static const View *pool_leader(const OpCall *c) {
+  return &c->in[c->n_in - 1];
 }
 
 static size_t pool_scratch(const OpCall *c) {
-  size_t bytes = copy_bytes(&c->out[0]);
-  for (int k = 0; k < c->n_in; k++) bytes += copy_bytes(&c->in[k]);
+  bool last = is_last(pool_leader(c));
+  size_t bytes = copy_bytes(&c->out[0], last);
+  for (int k = 0; k < c->n_in; k++) bytes += copy_bytes(&c->in[k], last);
   return bytes;
 }
 
-static void operand_set(Operand *o, const View *v, char **scratch) {
+static void operand_set(Operand *o, const View *v, bool last, char **scratch) {
   image_set(&o->image, v);
-  o->copied = copy_bytes(v) > 0;
+  o->copied = copy_bytes(v, last) > 0;
   if (!o->copied) return;
   o->dense = o->image;
   o->dense.view.shape = o->dense.shape;
   o->dense.view.stride = o->dense.stride;
-  if (image_strictly_last(o->image.shape, o->image.stride))
-    shape_channels_last(o->image.shape, o->dense.stride);
+  if (last) shape_channels_last(o->image.shape, o->dense.stride);
   else shape_contiguous(4, o->image.shape, o->dense.stride);
-  o->dense.view.dtype = F32;
+  if (is_small(v)) o->dense.view.dtype = F32;
   o->dense.view.data = *scratch;
-  *scratch += copy_bytes(v);
+  *scratch += copy_bytes(v, last);
 }
 
 static const View *operand_view(const Operand *o) {
@@ -135,10 +152,11 @@ static int pool_run(const OpCall *c, Pool *p, const View *x, const View *v, cons
   int64_t *strides[3] = {p->xs, p->vs, p->ys};
   char *scratch = c->scratch;
   if (view_numel(&c->out[0]) == 0) return 0;
+  bool last = is_last(pool_leader(c));
   p->channels = true;
   for (int k = 0; k < 3; k++) {
     if (!given[k]) continue;
-    operand_set(&operands[k], given[k], &scratch);
+    operand_set(&operands[k], given[k], last, &scratch);
     const View *use = operand_view(&operands[k]);
     bool written = k == (p->back ? 1 : 2);
     if (operands[k].copied && !written) copy_views(&operands[k].image.view, use);
