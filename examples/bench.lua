@@ -125,7 +125,7 @@ end
 -- 26 categorical fields in one table of 1M rows, 13 numeric fields.
 local WideDeep = nn.Module:extend 'WideDeep'
 function WideDeep:init(rows, d)
-  self.deep, self.wide = nn.Embedding(rows, d), nn.Embedding(rows, 1)
+  self.deep, self.wide = nn.Embedding(rows, d, { sparse = true }), nn.Embedding(rows, 1, { sparse = true })
   self.mlp = nn.Sequential(nn.Linear(26 * d + 13, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(),
     nn.Linear(1024, 1))
 end
