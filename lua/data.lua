@@ -307,19 +307,19 @@ local Loader = {}
 Loader.__index = Loader
 
 local loader_defaults = { batch_size = 1, shuffle = false, sampler = none, batch_sampler = none,
-  drop_last = false, num_workers = 0, prefetch = 2, collate = options['function'],
+  drop_last = false, num_workers = 0, prefetch_factor = 2, collate_fn = options['function'],
   generator = none, seed = options.number }
 
 -- for x, y in loader() do ... end. Options: batch_size, shuffle, drop_last; sampler, batch_sampler
--- in their place; collate, a function like default_collate; num_workers, threads with Lua states of
--- their own, each prefetch batches ahead; generator, or the seed of a new one, for the order. The
+-- in their place; collate_fn, a function like default_collate; num_workers, threads with Lua states
+-- of their own, each prefetch_factor batches ahead; generator, or the seed of a new one, for the order. The
 -- batches come in the order of the sampler.
 function data.DataLoader(dataset, o)
   o = options('DataLoader', o, loader_defaults)
   check_dataset('DataLoader', dataset)
   count('DataLoader', 'batch_size', o.batch_size, 1)
   count('DataLoader', 'num_workers', o.num_workers)
-  count('DataLoader', 'prefetch', o.prefetch, 1)
+  count('DataLoader', 'prefetch_factor', o.prefetch_factor, 1)
   if o.sampler and o.shuffle then fail 'DataLoader: sampler and shuffle exclude each other' end
   if o.batch_sampler and (o.sampler or o.shuffle or o.drop_last) then
     fail 'DataLoader: batch_sampler excludes sampler, shuffle and drop_last'
@@ -327,8 +327,8 @@ function data.DataLoader(dataset, o)
   local generator = o.generator or o.seed and mf.Generator():manual_seed(o.seed)
   local sampler = o.sampler or o.shuffle and data.RandomSampler(dataset, { generator = generator })
     or data.SequentialSampler(dataset)
-  return setmetatable({ dataset = dataset, collate = o.collate, num_workers = o.num_workers,
-    prefetch = o.prefetch, generator = generator,
+  return setmetatable({ dataset = dataset, collate = o.collate_fn, num_workers = o.num_workers,
+    prefetch = o.prefetch_factor, generator = generator,
     batches = o.batch_sampler or data.BatchSampler(sampler, o.batch_size, o.drop_last) }, Loader)
 end
 
