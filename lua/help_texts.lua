@@ -3,6 +3,10 @@
 local texts = {
   tensor = 'tensor(value, {dtype=, device=, requires_grad=}): a new tensor from a number, a boolean '
     .. 'or nested tables. Numbers give float32.',
+  device = "device(name, f, ...): f's results; tensors made inside without others are on that device. "
+    .. 'Without f, the name.',
+  get_default_device = 'get_default_device(): where tensors are made.',
+  set_default_device = 'set_default_device(name): where tensors are made from now on; returns what it was.',
   is_tensor = 'is_tensor(value): whether it is a tensor.',
   no_grad = "no_grad(f, ...): f's results; nothing inside is recorded for gradients.",
   enable_grad = "enable_grad(f, ...): f's results, recorded even inside no_grad.",

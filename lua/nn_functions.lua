@@ -15,15 +15,17 @@ local function show(value)
 end
 
 -- nn[name], whose forward is mf[op](x, options): `order` names the options by position, `defaults`
--- has their values.
-local function activation(name, op, order, defaults)
+-- has their values; `bare`: it prints them without names.
+local function activation(name, op, order, defaults, bare)
   local class = Module:extend(name)
   order, defaults = order or {}, defaults or {}
   function class:init(...) self.options = arguments(name, order, defaults, ...) end
   function class:forward(x) return mf[op](x, self.options) end
   function class:extra_repr()
     local parts = {}
-    for i, key in ipairs(order) do parts[i] = ('%s=%s'):format(key, show(self.options[key])) end
+    for i, key in ipairs(order) do
+      parts[i] = (bare and '' or key .. '=') .. show(self.options[key])
+    end
     return table.concat(parts, ', ')
   end
   nn[name] = class
@@ -45,10 +47,11 @@ activation('CELU', 'celu', { 'alpha' }, { alpha = 1 })
 activation('GELU', 'gelu', { 'approximate' }, { approximate = 'none' })
 activation('LeakyReLU', 'leaky_relu', { 'negative_slope' }, { negative_slope = 0.01 })
 activation('Softplus', 'softplus', { 'beta', 'threshold' }, { beta = 1, threshold = 20 })
-activation('Softshrink', 'softshrink', { 'lambd' }, { lambd = 0.5 })
-activation('Hardshrink', 'hardshrink', { 'lambd' }, { lambd = 0.5 })
+activation('Softshrink', 'softshrink', { 'lambd' }, { lambd = 0.5 }, true)
+activation('Hardshrink', 'hardshrink', { 'lambd' }, { lambd = 0.5 }, true)
 activation('Hardtanh', 'hardtanh', { 'min_val', 'max_val' }, { min_val = -1, max_val = 1 })
 activation('Softmax', 'softmax', { 'dim' }, { dim = -1 })
+activation('Softmin', 'softmin', { 'dim' }, { dim = -1 })
 activation('LogSoftmax', 'log_softmax', { 'dim' }, { dim = -1 })
 activation('GLU', 'glu', { 'dim' }, { dim = -1 })
 

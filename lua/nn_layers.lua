@@ -47,11 +47,37 @@ function nn.Linear:extra_repr()
     show(self.bias ~= nil))
 end
 
--- Convolution over images (N, C, H, W); weight (out_channels, in_channels / groups, kh, kw).
+local modes = { zeros = 'constant', reflect = 'reflect', replicate = 'replicate', circular = 'circular' }
+
+-- What a convolution with `padding` (a number, a pair, 'same' or 'valid') adds: {left, right, top,
+-- bottom} where it has to be added before, and else the pair {height, width}.
+local function padding_of(self)
+  local before, after = { 0, 0 }, { 0, 0 }
+  if self.padding == 'same' then
+    for d = 1, 2 do
+      if self.stride[d] ~= 1 then fail "Conv2d: padding 'same' needs a stride of 1" end
+      local total = self.dilation[d] * (self.kernel_size[d] - 1)
+      before[d] = math.floor(total / 2)
+      after[d] = total - before[d]
+    end
+  elseif self.padding ~= 'valid' then
+    self.padding = pair(self.padding)
+    for d = 1, 2 do
+      before[d] = count('Conv2d', 'padding', self.padding[d])
+      after[d] = before[d]
+    end
+  end
+  local even = before[1] == after[1] and before[2] == after[2]
+  if self.padding_mode == 'zeros' and even then return nil, before end
+  return { before[2], after[2], before[1], after[1] }
+end
+
+-- Convolution over images (N, C, H, W); weight (out_channels, in_channels / groups, kh, kw). padding
+-- may be 'same' or 'valid'; padding_mode is 'zeros', 'reflect', 'replicate' or 'circular'.
 nn.Conv2d = Module:extend 'Conv2d'
 function nn.Conv2d:init(in_channels, out_channels, kernel_size, ...)
-  local o = arguments('Conv2d', { 'stride', 'padding', 'dilation', 'groups', 'bias' },
-    { stride = 1, padding = 0, dilation = 1, groups = 1, bias = true }, ...)
+  local o = arguments('Conv2d', { 'stride', 'padding', 'dilation', 'groups', 'bias', 'padding_mode' },
+    { stride = 1, padding = none, dilation = 1, groups = 1, bias = true, padding_mode = 'zeros' }, ...)
   self.in_channels = count('Conv2d', 'in_channels', in_channels, 1)
   self.out_channels = count('Conv2d', 'out_channels', out_channels, 1)
   if in_channels % o.groups ~= 0 or out_channels % o.groups ~= 0 then
@@ -59,16 +85,24 @@ function nn.Conv2d:init(in_channels, out_channels, kernel_size, ...)
       out_channels, o.groups)
   end
   self.kernel_size, self.groups = pair(kernel_size), o.groups
-  self.stride, self.padding, self.dilation = pair(o.stride), pair(o.padding), pair(o.dilation)
+  self.stride, self.dilation, self.padding_mode = pair(o.stride), pair(o.dilation), o.padding_mode
+  options.choice('Conv2d', 'padding_mode', o.padding_mode,
+    { 'zeros', 'reflect', 'replicate', 'circular' })
   local kh = count('Conv2d', 'kernel_size', self.kernel_size[1], 1)
   local kw = count('Conv2d', 'kernel_size', self.kernel_size[2], 1)
+  self.padding = o.padding or 0
+  local pad, amounts = padding_of(self)
   local inputs = in_channels / o.groups
   self.weight = new_weight(out_channels, inputs, kh, kw)
   if o.bias then self.bias = new_bias(out_channels, inputs * kh * kw) end
-  self.options = { stride = self.stride, padding = self.padding, dilation = self.dilation,
+  self.pad_first = pad
+  self.options = { stride = self.stride, padding = pad and 0 or amounts, dilation = self.dilation,
     groups = self.groups }
 end
-function nn.Conv2d:forward(x) return mf.conv2d(x, self.weight, self.bias, self.options) end
+function nn.Conv2d:forward(x)
+  if self.pad_first then x = mf.pad(x, self.pad_first, { mode = modes[self.padding_mode] }) end
+  return mf.conv2d(x, self.weight, self.bias, self.options)
+end
 function nn.Conv2d:extra_repr()
   local text = ('%d, %d, kernel_size=%s, stride=%s'):format(self.in_channels, self.out_channels,
     show(self.kernel_size), show(self.stride))
@@ -79,7 +113,9 @@ function nn.Conv2d:extra_repr()
   add('padding', { 0, 0 })
   add('dilation', { 1, 1 })
   add('groups', 1)
-  return self.bias and text or text .. ', bias=False'
+  if not self.bias then text = text .. ', bias=False' end
+  add('padding_mode', 'zeros')
+  return text
 end
 
 -- -- Pooling --------------------------------------------------------------------------------------
@@ -131,9 +167,11 @@ local function batch_norm_forward(self, x)
     fail('%s: x has shape %s; it must have %s dims', self._name, tostring(x.shape), self.ndims.text)
   end
   local training = self.training or not self.running_mean
-  if self.training and self.num_batches_tracked then self.num_batches_tracked:add_(1) end
+  local momentum, tracked = self.momentum, self.training and self.num_batches_tracked
+  if tracked then tracked:add_(1) end
+  if not momentum then momentum = tracked and 1 / tracked:item() or 0 end
   return mf.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias,
-    { training = training, momentum = self.momentum, eps = self.eps })
+    { training = training, momentum = momentum, eps = self.eps })
 end
 
 -- A class for inputs (N, C, ...) with a number of dims among `ndims`.
@@ -142,7 +180,12 @@ local function batch_norm(name, ndims)
   class.ndims, class.forward = ndims, batch_norm_forward
   function class:init(num_features, ...)
     local o = arguments(name, { 'eps', 'momentum', 'affine', 'track_running_stats' },
-      { eps = 1e-5, momentum = 0.1, affine = true, track_running_stats = true }, ...)
+      { eps = 1e-5, momentum = none, affine = true, track_running_stats = true }, ...)
+    if o.momentum == nil then o.momentum = 0.1 end
+    if o.momentum and type(o.momentum) ~= 'number' then
+      fail('%s: momentum must be a number, or false for plain averages, is %s', name,
+        options.describe(o.momentum))
+    end
     self.num_features = count(name, 'num_features', num_features, 1)
     self.eps, self.momentum, self.affine = o.eps, o.momentum, o.affine
     self.track_running_stats = o.track_running_stats
@@ -154,8 +197,9 @@ local function batch_norm(name, ndims)
     end
   end
   function class:extra_repr()
-    return ('%d, eps=%g, momentum=%g, affine=%s, track_running_stats=%s'):format(self.num_features,
-      self.eps, self.momentum, show(self.affine), show(self.track_running_stats))
+    local momentum = self.momentum and ('%g'):format(self.momentum) or 'None'
+    return ('%d, eps=%g, momentum=%s, affine=%s, track_running_stats=%s'):format(self.num_features,
+      self.eps, momentum, show(self.affine), show(self.track_running_stats))
   end
   return class
 end
@@ -224,19 +268,32 @@ end
 
 -- -- Dropout, embedding, shapes -------------------------------------------------------------------
 
--- In training, zeros with probability p; what stays is scaled by 1 / (1 - p).
-nn.Dropout = Module:extend 'Dropout'
-function nn.Dropout:init(...)
-  self.p = arguments('Dropout', { 'p' }, { p = 0.5 }, ...).p
-  if not (self.p >= 0 and self.p <= 1) then
-    fail('Dropout: p must be from 0 to 1, is %s', tostring(self.p))
+-- A class whose forward is mf[op] in training.
+local function dropout(name, op)
+  local class = Module:extend(name)
+  function class:init(...)
+    local o = arguments(name, { 'p', 'inplace' }, { p = 0.5, inplace = false }, ...)
+    self.p, self.inplace = o.p, o.inplace
+    if not (self.p >= 0 and self.p <= 1) then
+      fail('%s: p must be from 0 to 1, is %s', name, tostring(self.p))
+    end
   end
+  function class:forward(x)
+    if not self.training or self.p == 0 then return x end
+    local y = mf[op](x, self.p)
+    return self.inplace and x:copy_(y) or y
+  end
+  function class:extra_repr() return ('p=%g, inplace=%s'):format(self.p, show(self.inplace)) end
+  return class
 end
-function nn.Dropout:forward(x)
-  if not self.training or self.p == 0 then return x end
-  return mf.dropout(x, self.p)
-end
-function nn.Dropout:extra_repr() return ('p=%g'):format(self.p) end
+-- In training, zeros with probability p; what stays is scaled by 1 / (1 - p).
+nn.Dropout = dropout('Dropout', 'dropout')
+-- In training, whole channels of (N, C, L) become zeros with probability p.
+nn.Dropout1d = dropout('Dropout1d', 'dropout1d')
+-- In training, whole channels of (N, C, H, W) become zeros with probability p.
+nn.Dropout2d = dropout('Dropout2d', 'dropout2d')
+-- In training, whole channels of (N, C, D, H, W) become zeros with probability p.
+nn.Dropout3d = dropout('Dropout3d', 'dropout3d')
 
 -- Rows of a table by ids of any shape. The row padding_idx is zero at first and gets no gradient;
 -- {sparse = true} gives the table a row-sparse gradient.
@@ -256,6 +313,19 @@ function nn.Embedding:init(num_embeddings, embedding_dim, ...)
     init.zeros_(self.weight.data:select(0, o.padding_idx))
   end
   self.options = o
+end
+-- An embedding of the rows of a tensor, which are not trained unless {freeze = false}.
+function nn.Embedding.from_pretrained(weight, o)
+  o = options('from_pretrained', o, { freeze = true, padding_idx = options.number, sparse = false })
+  if not mf.is_tensor(weight) or weight.ndim ~= 2 then
+    fail 'from_pretrained: a tensor of two dims is needed'
+  end
+  local e = mf.device('meta', function()
+    return nn.Embedding(weight:size(0), weight:size(1), { padding_idx = o.padding_idx, sparse = o.sparse })
+  end)
+  e.weight.data = weight:detach()
+  e.weight:requires_grad_(not o.freeze)
+  return e
 end
 function nn.Embedding:forward(ids) return mf.embedding(ids, self.weight, self.options) end
 function nn.Embedding:extra_repr()

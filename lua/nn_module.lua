@@ -253,6 +253,21 @@ function Module:to(target)
   return self
 end
 
+-- Gives parameters and buffers new memory on a device, which is not set: for a module that was made
+-- on the meta device.
+function Module:to_empty(device)
+  if type(device) == 'table' then device = options('to_empty', device, { device = 'cpu' }).device end
+  local function renew(t)
+    t.grad = nil
+    t.data = mf.empty_like(t, { device = device })
+  end
+  mf.no_grad(function()
+    for _, p in self:named_parameters() do renew(p) end
+    for _, b in self:named_buffers() do renew(b) end
+  end)
+  return self
+end
+
 function Module:float() return self:to(mf.float32) end
 function Module:double() return self:to(mf.float64) end
 function Module:half() return self:to(mf.float16) end
@@ -301,21 +316,29 @@ end
 local mismatch = 'size mismatch for %s: copying a param with shape %s from checkpoint, '
   .. 'the shape in current model is %s.'
 
--- What keeps `source` from being copied into the tensor t of that name, or nil.
-local function obstacle(name, t, source)
+-- What keeps `source` from being copied into the tensor t of that name, or assigned to it; or nil.
+local function obstacle(name, t, source, assign)
   if not mf.is_tensor(source) then
     return ('%s is a %s and not a tensor'):format(name, type(source))
   end
   if source.shape ~= t.shape then
     return mismatch:format(name, tostring(source.shape), tostring(t.shape))
   end
+  if t.device == 'meta' and not assign then
+    return ('%s is on the meta device, where nothing can be copied to; {assign = true} takes the '
+      .. 'tensor of the dict in its place, to_empty gives the module memory'):format(name)
+  end
+  if source.device == 'meta' and not assign then
+    return ('%s is on the meta device in the dict and has no data'):format(name)
+  end
 end
 
 -- Copies a state dict into parameters and buffers. Missing and unexpected keys are errors unless
--- {strict = false}; sizes must always agree. Nothing is copied when there is an error. Returns
+-- {strict = false}; sizes must always agree. With {assign = true} the module gets the dict's tensors
+-- themselves, with their dtype and device. Nothing is done when there is an error. Returns
 -- { missing_keys = {...}, unexpected_keys = {...} }.
 function Module:load_state_dict(dict, o)
-  o = options('load_state_dict', o, { strict = true })
+  o = options('load_state_dict', o, { strict = true, assign = false })
   if type(dict) ~= 'table' then
     fail('load_state_dict: a table of tensors by name is needed, this is %s', describe_value(dict))
   end
@@ -326,7 +349,7 @@ function Module:load_state_dict(dict, o)
     known[name] = true
     if source == nil then missing[#missing + 1] = name
     else
-      problems[#problems + 1] = obstacle(name, t, source)
+      problems[#problems + 1] = obstacle(name, t, source, o.assign)
       copies[#copies + 1] = { t, source }
     end
   end
@@ -346,7 +369,9 @@ function Module:load_state_dict(dict, o)
     fail('%s', ('Error(s) in loading state_dict for %s:\n\t%s'):format(self._name, list))
   end
   mf.no_grad(function()
-    for _, copy in ipairs(copies) do copy[1]:copy_(copy[2]) end
+    for _, copy in ipairs(copies) do
+      if o.assign then copy[1].data = copy[2]:detach() else copy[1]:copy_(copy[2]) end
+    end
   end)
   return { missing_keys = missing, unexpected_keys = unexpected }
 end

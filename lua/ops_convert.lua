@@ -22,7 +22,8 @@ end
 -- A tensor on another device; to the meta device only the shape goes.
 local function to_device(x, device)
   if x.device == 'meta' then
-    error(("to: a tensor on the meta device has no data to bring to '%s'"):format(device), 3)
+    local text = "to: a tensor on the meta device has no data to bring to '%s'; modules have to_empty"
+    error(text:format(device), 3)
   end
   return mf.empty_like(x, { device = device })
 end

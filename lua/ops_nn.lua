@@ -1,4 +1,4 @@
--- Composed functions of layers: prelu, glu, normalize, outer, and what gates of embeddings need.
+-- Composed functions of layers: prelu, glu, normalize, softmin.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local Tensor = mf.Tensor
@@ -32,13 +32,11 @@ function mf.normalize(x, o)
   return x / x:norm({ p = o.p, dim = o.dim, keepdim = true }):clamp { min = o.eps }
 end
 
--- The products of all pairs of elements of two vectors.
-function mf.outer(a, b)
-  if a.ndim ~= 1 or b.ndim ~= 1 then
-    error(('outer: a and b must have 1 dim, have shapes %s and %s'):format(tostring(a.shape), tostring(b.shape)), 2)
-  end
-  return a:unsqueeze(1) * b
+-- softmax of -x.
+function mf.softmin(x, dim)
+  if type(dim) == 'table' then dim = options('softmin', dim, { dim = -1 }).dim end
+  return mf.softmax(-x, dim or -1)
 end
 
-Tensor.prelu, Tensor.glu, Tensor.normalize, Tensor.outer = mf.prelu, mf.glu, mf.normalize, mf.outer
+Tensor.prelu, Tensor.glu, Tensor.normalize, Tensor.softmin = mf.prelu, mf.glu, mf.normalize, mf.softmin
 return mf

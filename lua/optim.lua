@@ -132,9 +132,22 @@ local function state_of(self, group, p)
   return s
 end
 
+-- Whether no element lies between those of p.
+local function is_dense(p)
+  if p:is_contiguous() then return true end
+  local have, dense = p:stride(), mf.empty_like(p, { device = 'meta' }):stride()
+  for d, step in ipairs(have) do
+    if step ~= dense[d] and p.shape[d] > 1 then return false end
+  end
+  return true
+end
+
+-- A parameter with gaps is updated in a copy.
 local function add_to(run, p, g, s)
   local n = #run.params + 1
-  run.params[n], run.grads[n], run.states[n] = p, g, s
+  local place = is_dense(p) and p or p:contiguous()
+  if place ~= p then run.copies[#run.copies + 1] = { p, place } end
+  run.params[n], run.grads[n], run.states[n] = place, g, s
 end
 
 -- Updates by row-sparse gradients at once; sorts the others into runs of one step and dtype.
@@ -149,7 +162,7 @@ local function collect(self, group, grads)
         mf.scope(self.rows, group, s.step, p, g.ids, g.values, s)
       else
         if not last or last.step ~= s.step or last.dtype ~= p.dtype then
-          last = { step = s.step, dtype = p.dtype, params = {}, grads = {}, states = {} }
+          last = { step = s.step, dtype = p.dtype, params = {}, grads = {}, states = {}, copies = {} }
           runs[#runs + 1] = last
         end
         add_to(last, p, g, s)
@@ -166,6 +179,7 @@ local function update_group(grads, self, group)
       for i, s in ipairs(run.states) do list[i] = s[name] end
       return list
     end)
+    for _, copy in ipairs(run.copies) do copy[1]:copy_(copy[2]) end
   end
 end
 

@@ -130,6 +130,10 @@ static int run_length(Reading *r, const Param *p, int at, int last) {
   return n;
 }
 
+static bool takes_no_table(const Param *p) {
+  return (p->fallback || p->optional) && p->kind != PARAM_INTS && !p->list;
+}
+
 static int place(Reading *r, int first) {
   lua_State *L = r->L;
   int last = lua_gettop(L), options = 0, at = first;
@@ -138,6 +142,10 @@ static int place(Reading *r, int first) {
     const Param *p = &r->op->params[i];
     r->slot[i] = 0;
     if (p->keyword_only || at > last) continue;
+    if (at == last && !options && takes_no_table(p) && is_empty_table(L, at)) {
+      last--; /* options of which all are nil */
+      continue;
+    }
     r->run[i] = run_length(r, p, at, last);
     if (!lua_isnil(L, at)) r->slot[i] = at;
     at += r->run[i];

@@ -60,6 +60,41 @@ static int set_mode(lua_State *L, bool *mode, const char *name) {
   return 1;
 }
 
+/* mf.device(name, f, ...): f's results; tensors made inside of nothing are on that device. Without
+ * f, the name. */
+static int device(lua_State *L) {
+  State *S = bind_state(L);
+  int64_t type;
+  if (bind_read_device(S, L, 1, "device", "the first argument", &type)) return bind_raise(L);
+  if (lua_gettop(L) == 1) return 1;
+  if (lua_type(L, 2) != LUA_TFUNCTION)
+    return bind_error(L, "device: the second argument must be a function, is a %s",
+                      luaL_typename(L, 2));
+  lua_remove(L, 1);
+  int was = S->E->device;
+  S->E->device = (int)type;
+  int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+  S->E->device = was;
+  return rc ? lua_error(L) : lua_gettop(L);
+}
+
+static int get_default_device(lua_State *L) {
+  State *S = bind_state(L);
+  lua_pushstring(L, S->context->devices[S->E->device]->api->name);
+  return 1;
+}
+
+/* mf.set_default_device(name): returns what it was. */
+static int set_default_device(lua_State *L) {
+  State *S = bind_state(L);
+  int64_t type;
+  if (bind_read_device(S, L, 1, "set_default_device", "the argument", &type)) return bind_raise(L);
+  lua_settop(L, 1);
+  get_default_device(L);
+  S->E->device = (int)type;
+  return 1;
+}
+
 /* mf.no_grad(f, ...): f's results; nothing inside is recorded. */
 static int no_grad(lua_State *L) {
   return with_mode(L, &bind_state(L)->E->grad_enabled, false, "no_grad");
@@ -315,6 +350,9 @@ void bind_open_grad(State *S, lua_State *L) {
                                        {"set_detect_anomaly", set_detect_anomaly},
                                        {"grad", grad},
                                        {"_with_gradients", with_gradients},
+                                       {"device", device},
+                                       {"get_default_device", get_default_device},
+                                       {"set_default_device", set_default_device},
                                        {NULL, NULL}};
   for (const luaL_Reg *f = functions; f->name; f++) bind_function(S, L, f->name, f->func);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->methods);

@@ -198,7 +198,7 @@ typedef struct TensorOptions {
 } TensorOptions;
 
 static int read_options(State *S, lua_State *L, int index, TensorOptions *o) {
-  *o = (TensorOptions){DTYPE_NONE, DEVICE_CPU, false};
+  *o = (TensorOptions){DTYPE_NONE, S->E->device, false};
   if (lua_isnoneornil(L, index)) return 0;
   if (!lua_istable(L, index))
     return err_set(

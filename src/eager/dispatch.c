@@ -112,6 +112,7 @@ static int ask(Eager *E, EagerCall *c, const View *views) {
                          .args = c->args,
                          .in = metas,
                          .n_in = c->n_in,
+                         .device = E->device,
                          .views = views,
                          .add = add_output};
   asking.E = E;

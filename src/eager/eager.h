@@ -120,6 +120,7 @@ struct Eager {
   Interpreter *interpreter;
   void *interpreter_ud;
   bool grad_enabled, anomaly;
+  int device;        /* where tensors without inputs are made */
   bool retaining;    /* the backward pass that runs leaves the graph for another */
   bool closed;       /* destroyed, but tensors are left */
   bool freeing;      /* tape_node_release is at work */

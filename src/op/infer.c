@@ -58,7 +58,7 @@ Meta *infer_add(Infer *I) {
   out->dtype = F32;
   out->number = false;
   out->offset = 0;
-  out->device = DEVICE_CPU;
+  out->device = (uint8_t)I->device;
   for (int k = 0; k < I->n_in; k++) {
     if (!I->in[k]) continue;
     out->device = I->in[k]->device;

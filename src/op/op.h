@@ -30,6 +30,7 @@ struct Infer {
   void *args;            /* struct NAME_args */
   const Meta *const *in; /* n_in of them; NULL: an optional tensor that is absent */
   int n_in, n_out;
+  int device;        /* of outputs without an input */
   const View *views; /* the inputs' data where the op is data dependent (OP_DATA); else NULL */
   Meta *(*add)(Infer *);
   Meta *last; /* the output added last */
@@ -39,8 +40,8 @@ struct Infer {
  * contiguous and asks again. */
 enum { INFER_COPY = -1 };
 
-/* The next output: contiguous float32 0-d on the device of the first input until filled in. NULL
- * when out of memory (text set). */
+/* The next output: contiguous float32 0-d on the device of the first input, or I->device, until
+ * filled in. NULL when out of memory (text set). */
 Meta *infer_add(Infer *I);
 
 /* The next output with this dtype and shape, contiguous; the shape is checked. */
