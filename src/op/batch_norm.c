@@ -4,15 +4,21 @@
  * run of L elements, or rows, where the C channels of each place lie side by side (channels_last,
  * and L = 1). Both have loops of their own, so that memory is read in order; other layouts and
  * dtypes go through a copy. Statistics are those of moments.h. Planes are shared out by channels,
- * so that each channel's sums are made by one thread; rows by rows, with a set of sums a thread
- * that is joined in order. */
+ * so that each channel's sums are made by one thread; rows by parts, as many as
+ * the sizes say, whose sums are joined in order. */
 #include "copy_views.h"
 #include "norm_rows.h"
 #include "op_args.h"
 #include "pointwise.h"
 #include "sbp_rule.h"
 
-enum { GRAIN = 1 << 14, ROWS = 64 /* joined in the elements' own type */, WIDTH = 64 };
+enum {
+  GRAIN = 1 << 14,
+  ROWS = 64, /* joined in the elements' own type */
+  WIDTH = 64,
+  PART = 1 << 17,
+  PARTS = 64 /* of rows; as many as the sizes say, whatever the threads */
+};
 
 typedef struct BatchJob {
   int64_t n, channels, inner; /* N, C, L */
@@ -95,8 +101,9 @@ static size_t prepare(BatchJob *j, const View *x, const View *g, const View *y, 
   j->rows = (has_layout(x, true) && (j->inner == 1 || !planes)) || !planes;
   j->cls = block_class((DType)y->dtype);
   j->parts = 1;
-  int64_t parts = j->n * j->inner * j->channels / GRAIN, threads = thread_count();
-  if (j->rows && parts > 1) j->parts = parts < threads ? parts : threads;
+  int64_t parts = j->n * j->inner * j->channels / PART, most = j->n * j->inner / ROWS;
+  if (most > PARTS) most = PARTS;
+  if (j->rows && parts > 1 && most > 1) j->parts = parts < most ? parts : most;
   j->x = laid(j, x, base, &used, true);
   j->g = g ? laid(j, g, base, &used, true) : NULL;
   j->y = laid(j, y, base, &used, false);

@@ -55,14 +55,17 @@ static inline uint16_t block_to_half(float f) {
 #define BLOCK_TRUE(v) ((v) != 0)
 #define BLOCK_TRUNC(v) dtype_f64_to_i64((double)(v))
 
-/* dst[i] = src[i * step], i < n; a loop of its own for step 1, which vectorises. */
+/* dst[i] = src[i * step], i < n; loops of their own for steps 1 and 0, which vectorise. */
 #define BLOCK_CONVERT(name, S, D, f)                                      \
   static void name(int64_t n, const void *from, int64_t step, void *to) { \
     const S *src = from;                                                  \
     D *dst = to;                                                          \
-    if (step == 1)                                                        \
+    if (step == 1) {                                                      \
       for (int64_t i = 0; i < n; i++) dst[i] = (D)f(src[i]);              \
-    else                                                                  \
+    } else if (step == 0 && n > 0) {                                      \
+      D all = (D)f(*src);                                                 \
+      for (int64_t i = 0; i < n; i++) dst[i] = all;                       \
+    } else                                                                \
       for (int64_t i = 0; i < n; i++) dst[i] = (D)f(src[i * step]);       \
   }
 #define BLOCK_LOADS(C, T, from_float)                           \

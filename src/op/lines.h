@@ -14,7 +14,8 @@
 
 enum { LINES_OPERANDS = 6, LINES_PANEL = 64, LINES_GRAIN = 1 << 14 };
 
-/* One line of operand k at p[k]; n elements in the first input. */
+/* One line of operand k at p[k]; n elements in the first input. Behind the operands stands the room
+ * of lines_want, if any. */
 typedef void LineFn(int64_t n, const void *args, void *const *p);
 /* `width` lines side by side: element r of line i of operand k at p[k][r * step[k] + i]; width <=
  * LINES_PANEL. */
@@ -104,48 +105,76 @@ static inline void lines_use_panels(Lines *l, PanelFn *panel) {
   l->part_bytes = 0;
 }
 
+/* Room of so many bytes for the kernel, aligned to 64; call before lines_scratch. */
+static inline void lines_want(Lines *l, size_t bytes) {
+  for (int o = 0; o < l->n; o++) l->offset[o] += (bytes + 63) & ~(size_t)63;
+  l->part_bytes += (bytes + 63) & ~(size_t)63;
+}
+
 static inline size_t lines_scratch(const Lines *l) {
   return (size_t)l->parts * l->part_bytes;
 }
 
-static void lines_place(const Lines *l, int ndim, int64_t k, int64_t *offset) {
-  for (int o = 0; o < l->n; o++) offset[o] = 0;
+/* A position among the lines: where each operand has its line. */
+typedef struct LineAt {
+  int64_t index[MF_MAX_DIMS];
+  char *at[LINES_OPERANDS];
+} LineAt;
+
+/* To line k, counted over the outermost ndim dims. */
+static void lines_seek(const Lines *l, int ndim, int64_t k, LineAt *c) {
+  for (int o = 0; o < l->n; o++) c->at[o] = l->walk.data[o];
   for (int d = ndim - 1; d >= 0; d--) {
-    int64_t i = k % l->walk.shape[d];
+    c->index[d] = k % l->walk.shape[d];
     k /= l->walk.shape[d];
-    for (int o = 0; o < l->n; o++) offset[o] += i * l->walk.step[o][d];
+    for (int o = 0; o < l->n; o++)
+      c->at[o] += c->index[d] * l->walk.step[o][d] * (int64_t)l->walk.size[o];
   }
 }
 
-/* Line k: p[o] is where the kernel finds operand o, inputs loaded; at[o] where the tensor has it.
- */
-static void lines_open(const Lines *l, int64_t k, char *buffers, void **p, char **at) {
-  int64_t offset[LINES_OPERANDS];
-  lines_place(l, l->walk.ndim, k, offset);
+/* To the next line. */
+static inline void lines_next(const Lines *l, LineAt *c) {
+  int d = l->walk.ndim - 1;
+  if (d < 0) return;
+  for (int o = 0; o < l->n; o++) c->at[o] += l->walk.step[o][d] * (int64_t)l->walk.size[o];
+  if (++c->index[d] < l->walk.shape[d]) return;
+  int64_t k = 0; /* a carry */
+  for (int e = 0; e <= d; e++) k = k * l->walk.shape[e] + c->index[e];
+  lines_seek(l, l->walk.ndim, k, c);
+}
+
+/* p[o] is where the kernel finds operand o of the line, inputs loaded. */
+static inline void lines_open(const Lines *l, const LineAt *c, char *buffers, void **p) {
   for (int o = 0; o < l->n; o++) {
-    at[o] = l->walk.data[o] + offset[o] * (int64_t)l->walk.size[o];
-    p[o] = l->direct[o] ? at[o] : buffers + l->offset[o];
-    if (!l->direct[o] && o >= l->n_out)
-      block_loads[l->cls[o]][l->dtype[o]](l->length[o], at[o], l->along[o], p[o]);
+    p[o] = c->at[o];
+    if (l->direct[o]) continue;
+    p[o] = buffers + l->offset[o];
+    if (o >= l->n_out)
+      block_loads[l->cls[o]][l->dtype[o]](l->length[o], c->at[o], l->along[o], p[o]);
   }
+  p[l->n] = buffers;
 }
 
 /* Brings the outputs of the line home. */
-static void lines_close(const Lines *l, void *const *p, char *const *at) {
+static inline void lines_close(const Lines *l, void *const *p, const LineAt *c) {
   for (int o = 0; o < l->n_out; o++)
-    if (!l->direct[o]) block_stores[l->cls[o]][l->dtype[o]](l->length[o], p[o], l->along[o], at[o]);
+    if (!l->direct[o])
+      block_stores[l->cls[o]][l->dtype[o]](l->length[o], p[o], l->along[o], c->at[o]);
 }
 
 static void lines_part(int64_t begin, int64_t end, void *arg) {
   const Lines *l = arg;
-  void *p[LINES_OPERANDS];
-  char *at[LINES_OPERANDS];
-  for (int64_t part = begin; part < end; part++)
-    for (int64_t k = part * l->lines / l->parts; k < (part + 1) * l->lines / l->parts; k++) {
-      lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);
+  void *p[LINES_OPERANDS + 1];
+  LineAt c;
+  for (int64_t part = begin; part < end; part++) {
+    int64_t k = part * l->lines / l->parts, last = (part + 1) * l->lines / l->parts;
+    lines_seek(l, l->walk.ndim, k, &c);
+    for (; k < last; k++, lines_next(l, &c)) {
+      lines_open(l, &c, l->scratch + (size_t)part * l->part_bytes, p);
       l->fn(l->length[l->n_out], l->args, p);
-      lines_close(l, p, at);
+      lines_close(l, p, &c);
     }
+  }
 }
 
 static void lines_panels(int64_t begin, int64_t end, void *arg) {
@@ -153,11 +182,11 @@ static void lines_panels(int64_t begin, int64_t end, void *arg) {
   int inner = l->walk.ndim - 1;
   int64_t width = l->walk.shape[inner], tiles = (width + LINES_PANEL - 1) / LINES_PANEL;
   for (int64_t k = begin; k < end; k++) {
-    int64_t offset[LINES_OPERANDS], c = k % tiles * LINES_PANEL;
+    int64_t c = k % tiles * LINES_PANEL;
     void *p[LINES_OPERANDS];
-    lines_place(l, inner, k / tiles, offset);
-    for (int o = 0; o < l->n; o++)
-      p[o] = l->walk.data[o] + (offset[o] + c) * (int64_t)l->walk.size[o];
+    LineAt at;
+    lines_seek(l, inner, k / tiles, &at);
+    for (int o = 0; o < l->n; o++) p[o] = at.at[o] + c * (int64_t)l->walk.size[o];
     l->panel(l->length[l->n_out], width - c < LINES_PANEL ? width - c : LINES_PANEL, l->args, p,
              l->along);
   }

@@ -5,9 +5,9 @@
  * Static, since it belongs to one instruction set. */
 #ifndef MF_MOMENTS_H
 #define MF_MOMENTS_H
-#include <stdint.h>
+#include "lanes.h"
 
-enum { MOMENTS_LANES = 32, MOMENTS_GROUP = 32, MOMENTS_ROW = 2048 };
+enum { MOMENTS_GROUP = 32, MOMENTS_ROW = 2048 };
 
 /* (mean, m2) of `done` elements and those of n others become one. */
 static inline void moments_join(double *mean, double *m2, double done, double other_mean,
@@ -17,29 +17,22 @@ static inline void moments_join(double *mean, double *m2, double done, double ot
   *m2 += other_m2 + delta * delta * done * share;
 }
 
+#define MOMENTS_X(V, i) LANES_AT(V, x, i)
+#define MOMENTS_DEVIATION(V, i, u, v) \
+  do {                                \
+    V d_ = LANES_AT(V, x, i) - near;  \
+    u += d_, v += d_ * d_;            \
+  } while (0)
 /* The moments of n <= MOMENTS_ROW elements in a row. */
 #define MOMENTS_ROW_OF(C, T)                                                                       \
   static inline void moments_group_##C(int64_t n, const T *x, double *mean, double *m2) {          \
-    T lane[MOMENTS_LANES] = {0}, square[MOMENTS_LANES] = {0}, tail[MOMENTS_LANES];                 \
-    double sum = 0, rest = 0, squares = 0;                                                         \
-    int64_t whole = n - n % MOMENTS_LANES;                                                         \
-    for (int64_t i = 0; i < whole; i += MOMENTS_LANES)                                             \
-      for (int l = 0; l < MOMENTS_LANES; l++) lane[l] += x[i + l];                                 \
-    for (int64_t l = 0; l < n - whole; l++) lane[l] += tail[l] = x[whole + l];                     \
-    for (int l = 0; l < MOMENTS_LANES; l++) sum += (double)lane[l], lane[l] = 0;                   \
-    T near = (T)(sum / (double)n);                                                                 \
-    for (int64_t l = n - whole; l < MOMENTS_LANES; l++) tail[l] = near;                            \
-    for (int64_t i = 0; i < whole; i += MOMENTS_LANES)                                             \
-      for (int l = 0; l < MOMENTS_LANES; l++) {                                                    \
-        T d = x[i + l] - near;                                                                     \
-        lane[l] += d, square[l] += d * d;                                                          \
-      }                                                                                            \
-    for (int l = 0; l < MOMENTS_LANES; l++) {                                                      \
-      T d = tail[l] - near;                                                                        \
-      rest += (double)(lane[l] + d), squares += (double)(square[l] + d * d);                       \
-    }                                                                                              \
-    *mean = (double)near + rest / (double)n;                                                       \
-    *m2 = squares - rest * rest / (double)n;                                                       \
+    T sum, rest, squares;                                                                          \
+    LANES_FOLD(C, T, n, 0, MOMENTS_X, LANES_ADD, sum);                                             \
+    double scale = 1 / (double)n;                                                                  \
+    T near = (T)((double)sum * scale);                                                             \
+    LANES_SUM2(C, T, n, MOMENTS_DEVIATION, rest, squares);                                         \
+    *mean = (double)near + (double)rest * scale;                                                   \
+    *m2 = (double)squares - (double)rest * (double)rest * scale;                                   \
   }                                                                                                \
   /* Takes n elements into the moments of `done` others. */                                        \
   static inline void moments_row_##C(int64_t n, const T *x, int64_t done, double *mean,            \

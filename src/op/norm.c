@@ -3,8 +3,8 @@
  * A line (the dims that are normalised together) is read from memory once: its moments, its sums
  * and its result are computed while it lies in the cache. The gradient computes the moments again,
  * so that nothing but the input is kept between the passes. Gradients of weights are summed over
- * lines in short float groups that are added up in double, each thread for itself; the threads'
- * parts are joined in order. */
+ * lines in short float groups that are added up in double, for each of a number of parts that
+ * depends on the sizes alone; these are joined in order. */
 #include "copy_views.h"
 #include "lines.h"
 #include "norm_rows.h"
@@ -12,7 +12,11 @@
 #include "pointwise.h"
 #include "sbp_rule.h"
 
-enum { FLUSH = 32 }; /* lines summed in the elements' own type */
+enum {
+  FLUSH = 32 /* lines summed in the elements' own type */,
+  NORM_PART = 1 << 17,
+  NORM_PARTS = 64
+};
 
 /* A block of scratch behind `used` bytes; NULL while sizes are counted only. */
 static char *reserve(char *base, size_t *used, size_t bytes) {
@@ -32,6 +36,14 @@ typedef struct NormJob {
   char *sums;  /* backward, a part: gw, gb in double, then both in the compute type */
   size_t sums_bytes;
 } NormJob;
+
+/* Into how many parts, `most` at most, lines of n elements are cut to sum the gradients of weights;
+ * by the sizes alone, so that the sums do not depend on the number of threads. */
+static int64_t norm_parts(int64_t lines, int64_t n, int64_t most) {
+  int64_t parts = lines * n / NORM_PART;
+  if (most > NORM_PARTS) most = NORM_PARTS;
+  return parts > 1 && most > 1 ? parts < most ? parts : most : lines > 0;
+}
 
 /* A view of the same elements without gaps, at `to`. */
 static View contiguous_at(const View *v, char *to, int64_t *stride) {
@@ -80,6 +92,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   }
   lines_init(&j->lines, cls, 0, first, c->out[0].ndim, 1, c->out, n_in, in);
   j->n = j->lines.length[0];
+  if (backward) j->lines.parts = norm_parts(j->lines.lines, j->n, j->lines.lines / FLUSH);
   j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
   j->w = reserve(base, &used, (size_t)j->n * size);
   j->b = reserve(base, &used, (size_t)j->n * size);
@@ -104,16 +117,18 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   static void norm_forward_##C(int64_t begin, int64_t end, void *arg) {                            \
     const NormJob *j = arg;                                                                        \
     const Lines *l = &j->lines;                                                                    \
-    void *p[LINES_OPERANDS];                                                                       \
-    char *at[LINES_OPERANDS];                                                                      \
-    for (int64_t part = begin; part < end; part++)                                                 \
-      for (int64_t k = part * l->lines / l->parts; k < (part + 1) * l->lines / l->parts; k++) {    \
+    void *p[LINES_OPERANDS + 1];                                                                   \
+    LineAt at;                                                                                     \
+    for (int64_t part = begin; part < end; part++) {                                               \
+      int64_t k = part * l->lines / l->parts, last = (part + 1) * l->lines / l->parts;             \
+      for (lines_seek(l, l->walk.ndim, k, &at); k < last; k++, lines_next(l, &at)) {               \
         double mean, rstd;                                                                         \
-        lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);                        \
+        lines_open(l, &at, l->scratch + (size_t)part * l->part_bytes, p);                          \
         line_moments_##C(j, p[1], &mean, &rstd);                                                   \
         norm_apply_##C(j->n, p[1], (T)mean, (T)rstd, (const T *)j->w, (const T *)j->b, p[0]);      \
-        lines_close(l, p, at);                                                                     \
+        lines_close(l, p, &at);                                                                    \
       }                                                                                            \
+    }                                                                                              \
   }                                                                                                \
   static void norm_flush_##C(int64_t n, double *total, T *part) {                                  \
     for (int64_t i = 0; i < n; i++) total[i] += (double)part[i], part[i] = 0;                      \
@@ -121,23 +136,24 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   static void norm_backward_##C(int64_t begin, int64_t end, void *arg) {                           \
     const NormJob *j = arg;                                                                        \
     const Lines *l = &j->lines;                                                                    \
-    void *p[LINES_OPERANDS];                                                                       \
-    char *at[LINES_OPERANDS];                                                                      \
+    void *p[LINES_OPERANDS + 1];                                                                   \
+    LineAt at;                                                                                     \
     for (int64_t part = begin; part < end; part++) {                                               \
       double *sums = (double *)(void *)(j->sums + (size_t)part * j->sums_bytes),                   \
              scale = 1 / (double)j->n;                                                             \
       T *gw = (T *)(sums + 2 * j->n), *gb = gw + j->n;                                             \
       memset(sums, 0, j->sums_bytes);                                                              \
       int64_t first = part * l->lines / l->parts, last = (part + 1) * l->lines / l->parts;         \
-      for (int64_t k = first; k < last; k++) {                                                     \
+      lines_seek(l, l->walk.ndim, first, &at);                                                     \
+      for (int64_t k = first; k < last; k++, lines_next(l, &at)) {                                 \
         double mean, rstd, s1 = 0, s2 = 0;                                                         \
-        lines_open(l, k, l->scratch + (size_t)part * l->part_bytes, p, at);                        \
+        lines_open(l, &at, l->scratch + (size_t)part * l->part_bytes, p);                          \
         const T *g = p[1], *x = p[2], *w = (const T *)j->w;                                        \
         line_moments_##C(j, x, &mean, &rstd);                                                      \
         norm_sums_##C(j->n, g, x, (T)mean, (T)rstd, w, gw, gb, &s1, &s2);                          \
         norm_input_##C(j->n, g, x, (T)mean, (T)rstd, w, (T)(j->centre ? s1 * scale : 0),           \
                        (T)(s2 * scale), p[0]);                                                     \
-        lines_close(l, p, at);                                                                     \
+        lines_close(l, p, &at);                                                                    \
         if ((k - first) % FLUSH == FLUSH - 1 || k + 1 == last) norm_flush_##C(2 * j->n, sums, gw); \
       }                                                                                            \
     }                                                                                              \
@@ -475,7 +491,7 @@ static size_t group_prepare(GroupJob *j, const OpCall *c, int64_t groups, double
   j->y = group_dense(&c->out[0], cls, base, &used, false);
   j->w = reserve(base, &used, (size_t)n * 8);
   j->b = reserve(base, &used, (size_t)n * 8);
-  j->parts = j->lines < thread_count() ? j->lines : thread_count();
+  j->parts = norm_parts(j->lines, j->channels * j->inner, j->lines);
   j->sums_bytes = g ? (size_t)n * 2 * sizeof(double) : 0;
   j->sums = reserve(base, &used, (size_t)j->parts * j->sums_bytes);
   if (base) {

@@ -10,20 +10,32 @@
 #define MF_NORM_ROWS_H
 #include "moments.h"
 
-enum { NORM_LANES = 32 };
+#define NORM_SQUARE(V, i) (LANES_AT(V, v, i) * LANES_AT(V, v, i))
+#define NORM_SUMS(V, i, u, v)                                            \
+  do {                                                                   \
+    int64_t k_ = at + (i);                                               \
+    V g_ = LANES_AT(V, g, k_), xh_ = (LANES_AT(V, x, k_) - mean) * rstd; \
+    V h_ = g_ * LANES_AT(V, w, k_);                                      \
+    u += h_, v += h_ * xh_;                                              \
+    LANES_PUT(V, gw, k_, LANES_AT(V, gw, k_) + g_ * xh_);                \
+    LANES_PUT(V, gb, k_, LANES_AT(V, gb, k_) + g_);                      \
+  } while (0)
+#define NORM_SUMS_ONE(V, i, u, v)                         \
+  do {                                                    \
+    V g_ = LANES_AT(V, g, at + (i));                      \
+    u += g_, v += g_ * (LANES_AT(V, x, at + (i)) - mean); \
+  } while (0)
 
 #define NORM_ROWS(C, T)                                                                            \
   /* The mean of squares, summed as moments are. */                                                \
   static inline double norm_square_##C(int64_t n, const T *x) {                                    \
     double sum = 0;                                                                                \
     for (int64_t at = 0; at < n; at += MOMENTS_ROW) {                                              \
-      int64_t m = n - at < MOMENTS_ROW ? n - at : MOMENTS_ROW, i = 0;                              \
-      T lane[NORM_LANES] = {0};                                                                    \
+      int64_t m = n - at < MOMENTS_ROW ? n - at : MOMENTS_ROW;                                     \
       const T *v = x + at;                                                                         \
-      for (; i + NORM_LANES <= m; i += NORM_LANES)                                                 \
-        for (int l = 0; l < NORM_LANES; l++) lane[l] += v[i + l] * v[i + l];                       \
-      for (int l = 0; l < NORM_LANES; l++) sum += (double)lane[l];                                 \
-      for (; i < m; i++) sum += (double)v[i] * (double)v[i];                                       \
+      T part;                                                                                      \
+      LANES_FOLD(C, T, m, 0, NORM_SQUARE, LANES_ADD, part);                                        \
+      sum += (double)part;                                                                         \
     }                                                                                              \
     return sum / (double)n;                                                                        \
   }                                                                                                \
@@ -42,33 +54,20 @@ enum { NORM_LANES = 32 };
                                    T rstd, const T *restrict w, T *restrict gw, T *restrict gb,    \
                                    double *s1, double *s2) {                                       \
     for (int64_t at = 0; at < n; at += MOMENTS_ROW) {                                              \
-      int64_t m = n - at < MOMENTS_ROW ? n : at + MOMENTS_ROW, i = at;                             \
-      T a[NORM_LANES] = {0}, b[NORM_LANES] = {0};                                                  \
-      for (; i + NORM_LANES <= m; i += NORM_LANES)                                                 \
-        for (int l = 0; l < NORM_LANES; l++) {                                                     \
-          T xh = (x[i + l] - mean) * rstd, h = g[i + l] * w[i + l];                                \
-          a[l] += h, b[l] += h * xh;                                                               \
-          gw[i + l] += g[i + l] * xh, gb[i + l] += g[i + l];                                       \
-        }                                                                                          \
-      for (int l = 0; l < NORM_LANES; l++) *s1 += (double)a[l], *s2 += (double)b[l];               \
-      for (; i < m; i++) {                                                                         \
-        T xh = (x[i] - mean) * rstd, h = g[i] * w[i];                                              \
-        *s1 += (double)h, *s2 += (double)(h * xh);                                                 \
-        gw[i] += g[i] * xh, gb[i] += g[i];                                                         \
-      }                                                                                            \
+      int64_t m = n - at < MOMENTS_ROW ? n - at : MOMENTS_ROW;                                     \
+      T a, b;                                                                                      \
+      LANES_SUM2(C, T, m, NORM_SUMS, a, b);                                                        \
+      *s1 += (double)a, *s2 += (double)b;                                                          \
     }                                                                                              \
   }                                                                                                \
   /* *s1 += sum(g), *s2 += sum(g (x - mean)). */                                                   \
   static inline void norm_sums_one_##C(int64_t n, const T *restrict g, const T *restrict x,        \
                                        T mean, double *s1, double *s2) {                           \
     for (int64_t at = 0; at < n; at += MOMENTS_ROW) {                                              \
-      int64_t m = n - at < MOMENTS_ROW ? n : at + MOMENTS_ROW, i = at;                             \
-      T a[NORM_LANES] = {0}, b[NORM_LANES] = {0};                                                  \
-      for (; i + NORM_LANES <= m; i += NORM_LANES)                                                 \
-        for (int l = 0; l < NORM_LANES; l++)                                                       \
-          a[l] += g[i + l], b[l] += g[i + l] * (x[i + l] - mean);                                  \
-      for (int l = 0; l < NORM_LANES; l++) *s1 += (double)a[l], *s2 += (double)b[l];               \
-      for (; i < m; i++) *s1 += (double)g[i], *s2 += (double)(g[i] * (x[i] - mean));               \
+      int64_t m = n - at < MOMENTS_ROW ? n - at : MOMENTS_ROW;                                     \
+      T a, b;                                                                                      \
+      LANES_SUM2(C, T, m, NORM_SUMS_ONE, a, b);                                                    \
+      *s1 += (double)a, *s2 += (double)b;                                                          \
     }                                                                                              \
   }                                                                                                \
   /* gx = rstd (g w - m1 - xh m2). */                                                              \

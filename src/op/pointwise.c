@@ -252,21 +252,20 @@ POINTWISE2_BACKWARD(silu_backward, "silu_backward(Tensor a, Tensor b) -> Tensor"
            a * (K(1) / (K(1) + exp(-b))) * (K(1) + b * (K(1) - K(1) / (K(1) + exp(-b)))))
 /* x * Phi(x), Phi the normal distribution function; 'tanh' approximates it by 0.5 x (1 +
  * tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
-POINTWISE1(gelu, "gelu(Tensor x, *, str(none|tanh) approximate=none) -> Tensor", F,
-           o->approximate ? K(0.5) * x
-           * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x)))
-                          : K(0.5) * x * (K(1) + erf(x * K(0.70710678118654752440))))
+POINTWISE1_CHOICE(gelu, "gelu(Tensor x, *, str(none|tanh) approximate=none) -> Tensor", F,
+           approximate,
+           K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x))),
+           x * normcdf(x))
 /* The gradient of gelu: g (Phi(x) + x phi(x)), or that of the approximation. */
-POINTWISE2_BACKWARD(gelu_backward,
-                    "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor",
-           o->approximate
-             ? a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588)
-             * (b + K(0.044715) * b * b * b))) *
-                 (K(1) + b * (K(1) - tanh(K(0.79788456080286535588)
-                 * (b + K(0.044715) * b * b * b))) *
-                           K(0.79788456080286535588) * (K(1) + K(0.134145) * b * b))
-             : a * (K(0.5) * (K(1) + erf(b * K(0.70710678118654752440))) + b
-             * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
+POINTWISE2_CHOICE_BACKWARD(gelu_backward,
+           "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor",
+           approximate,
+           a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588)
+           * (b + K(0.044715) * b * b * b))) *
+               (K(1) + b * (K(1) - tanh(K(0.79788456080286535588)
+               * (b + K(0.044715) * b * b * b))) *
+                         K(0.79788456080286535588) * (K(1) + K(0.134145) * b * b)),
+           a * (normcdf(b) + b * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
 /* log(1 + exp(beta x)) / beta, and x itself where beta x exceeds the threshold. */
 POINTWISE1(softplus, "softplus(Tensor x, *, float beta=1, float threshold=20) -> Tensor", F,
            x * K(o->beta) > K(o->threshold) ? x : log1p(exp(x * K(o->beta))) / K(o->beta))

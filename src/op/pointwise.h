@@ -14,6 +14,7 @@
 
 #include "op_args.h"
 #include "pointwise_run.h"
+#include "vec_math.h"
 
 /* Prototypes with vector variants in glibc's libmvec; without them (clang, other machines) the
  * loops call the scalar functions. */
@@ -47,11 +48,16 @@ extern double pow(double, double) MF_SIMD;
 extern float powf(float, float) MF_SIMD;
 #endif
 
-/* One name for both float types in expressions; libm's names, so that the text is plain C in CUDA
- * as well. */
+static inline double vec_normcdf_f64(double x) {
+  return 0.5 * (1 + erf(x * 0.70710678118654752440));
+}
+
+/* One name for both float types in expressions; libm's names (and CUDA's normcdf), so that the text
+ * is plain C in CUDA as well. */
 #define MF_GENERIC1(fn, v) _Generic((v), float : fn##f, default : fn)(v)
 #define MF_GENERIC2(fn, v, w) _Generic((v) + (w), float : fn##f, default : fn)(v, w)
-#define exp(v) MF_GENERIC1(exp, v)
+#define exp(v) _Generic((v), float : vec_exp, default : exp)(v)
+#define normcdf(v) _Generic((v), float : vec_normcdf, default : vec_normcdf_f64)(v)
 #define exp2(v) MF_GENERIC1(exp2, v)
 #define expm1(v) MF_GENERIC1(expm1, v)
 #define log(v) MF_GENERIC1(log, v)
@@ -89,12 +95,13 @@ extern float powf(float, float) MF_SIMD;
 #else
 #define PW_IVDEP _Pragma("GCC ivdep")
 #endif
-/* A kernel of one compute type; n is a multiple of 16. `ivdep`: output and input may be the same
- * block, never shifted ones. */
+/* A kernel of one compute type; n is a multiple of 16. The arguments are copied, so that reading
+ * them in one branch alone does not keep a loop from being vectorised. `ivdep`: output and input
+ * may be the same block, never shifted ones. */
 #define PW_KERNEL(name, C, CT, OT, blocks, element, expr)                                    \
   static void name##_##C(int64_t n, const void *args_, const void *const *in_, void *out_) { \
     typedef CT T;                                                                            \
-    const struct name##_args *o = args_;                                                     \
+    const struct name##_args o_ = *(const struct name##_args *)args_, *o = &o_;              \
     (void)o;                                                                                 \
     blocks OT *out = out_;                                                                   \
     n &= ~(int64_t)15;                                                                       \
@@ -158,6 +165,27 @@ extern float powf(float, float) MF_SIMD;
   PW_FLOAT_OP(3, name, sig, OP_HIDDEN, "..., ..., ...", "x", #expr, expr)
 #define POINTWISE4(name, sig, flags, expr) \
   PW_FLOAT_OP(4, name, sig, flags, "..., ..., ..., ...", NULL, #expr, expr)
+
+/* Floats only; the argument `choice` says which of two expressions it is, each with a loop of its
+ * own. */
+#define PW_CHOICE_OP(inputs, name, sig, flag, rule, linear_, choice, expr_1, expr_0)              \
+  PW_FLOATS(inputs, name, T, expr_0)                                                              \
+  PW_##inputs(name, f32_chosen, float, T, expr_1) PW_##inputs(name, f64_chosen, double, T, expr_1) \
+  static int name##_cpu(const OpCall *c) {                                                        \
+    const struct name##_args *o = c->args;                                                        \
+    PointwiseClass cls = block_class((DType)c->out[0].dtype);                                     \
+    PointwiseFn *f32 = o->choice ? name##_f32_chosen : name##_f32,                                \
+                *f64 = o->choice ? name##_f64_chosen : name##_f64;                                \
+    return pw_run(cls == PW_F32 ? f32 : f64, cls, false, c->args, c->n_in, c->in, c->out);        \
+  }                                                                                               \
+  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule,                \
+     .linear = linear_, .cpu = name##_cpu,                                                        \
+     .expression = "o->" #choice " ? " #expr_1 " : " #expr_0,                                     \
+     .pointwise = {name##_f32, name##_f64, NULL})
+#define POINTWISE1_CHOICE(name, sig, flags, choice, expr_1, expr_0) \
+  PW_CHOICE_OP(1, name, sig, flags, "...", NULL, choice, expr_1, expr_0)
+#define POINTWISE2_CHOICE_BACKWARD(name, sig, choice, expr_1, expr_0) \
+  PW_CHOICE_OP(2, name, sig, OP_HIDDEN, "..., ...", "a", choice, expr_1, expr_0)
 
 /* Floats and whole numbers. */
 #define POINTWISE1_ALL(name, sig, flags, expr, expr_int) \

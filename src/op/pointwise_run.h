@@ -3,13 +3,14 @@
  *
  * Static, since it belongs to one instruction set. Operands are one of three kinds: flat ones are
  * used in place, constant ones (numbers, 0-d, broadcast to all) are filled into a block once a
- * thread, others are gathered block by block. */
+ * thread, others are gathered block by block. Where all are flat or constant along long innermost
+ * rows (a bias, a channel's scale, a slice), each row is computed in place. */
 #ifndef MF_POINTWISE_RUN_H
 #define MF_POINTWISE_RUN_H
 #include "block.h"
 #include "thread.h"
 
-enum { PW_GRAIN = 1 << 15, PW_PAD = 16, PW_SMALL = 128 };
+enum { PW_GRAIN = 1 << 15, PW_PAD = 16, PW_SMALL = 128, PW_ROW = 64 /* the shortest row */ };
 
 typedef enum PwKind { PW_FLAT, PW_CONSTANT, PW_GATHER } PwKind;
 
@@ -21,7 +22,7 @@ typedef struct PwJob {
   PwKind kind[WALK_OPERANDS];
   BlockConvert *convert[WALK_OPERANDS]; /* [0] stores */
   size_t out_size;                      /* bytes an element that the kernel writes */
-  bool all_flat;
+  bool all_flat, rows;
 } PwJob;
 
 static inline size_t pw_class_size(PointwiseClass c) {
@@ -90,6 +91,64 @@ static void pw_range(int64_t begin, int64_t end, void *arg) {
     pw_block(j, i, end - i < BLOCK ? end - i : BLOCK, buffers);
 }
 
+/* n < BLOCK elements of a row, operand k at p[k]; constant ones are filled already. */
+static void pw_row_rest(const PwJob *j, int64_t n, char *const *p, BlockBuffer *buffers) {
+  const void *in[WALK_OPERANDS];
+  size_t size = pw_class_size(j->cls);
+  for (int k = 1; k < j->walk.n; k++) {
+    in[k - 1] = &buffers[k];
+    if (!j->walk.step[k][j->walk.ndim - 1]) continue;
+    memset(&buffers[k], 0, PW_PAD * size);
+    memcpy(&buffers[k], p[k], (size_t)n * size);
+  }
+  j->fn(PW_PAD, j->args, in, &buffers[0]);
+  memcpy(p[0], &buffers[0], (size_t)n * j->out_size);
+}
+
+/* n elements of a row, operand k at p[k]. */
+static void pw_row(const PwJob *j, int64_t n, char **p, BlockBuffer *buffers) {
+  const void *in[WALK_OPERANDS];
+  int64_t size = (int64_t)pw_class_size(j->cls), run = n & ~(int64_t)(PW_PAD - 1);
+  for (int k = 1; k < j->walk.n; k++) {
+    in[k - 1] = p[k];
+    if (j->walk.step[k][j->walk.ndim - 1]) continue;
+    pw_fill(j->convert[k], j->cls, p[k],
+            n < BLOCK ? (n + PW_PAD - 1) & ~(int64_t)(PW_PAD - 1) : BLOCK, &buffers[k]);
+    in[k - 1] = &buffers[k];
+    if (run > BLOCK) run = BLOCK;
+  }
+  while (n >= PW_PAD) {
+    int64_t m = n < run ? n & ~(int64_t)(PW_PAD - 1) : run;
+    j->fn(m, j->args, in, p[0]);
+    p[0] += m * (int64_t)j->out_size;
+    for (int k = 1; k < j->walk.n; k++)
+      if (j->walk.step[k][j->walk.ndim - 1]) in[k - 1] = p[k] += m * size;
+    n -= m;
+  }
+  if (n) pw_row_rest(j, n, p, buffers);
+}
+
+static void pw_rows(int64_t begin, int64_t end, void *arg) {
+  const PwJob *j = arg;
+  const Walk *w = &j->walk;
+  BlockBuffer buffers[WALK_OPERANDS];
+  int inner = w->ndim - 1;
+  while (begin < end) {
+    char *p[WALK_OPERANDS];
+    int64_t from = begin % w->shape[inner], row = begin / w->shape[inner];
+    int64_t n = w->shape[inner] - from < end - begin ? w->shape[inner] - from : end - begin;
+    for (int k = 0; k < w->n; k++)
+      p[k] = w->data[k] + from * w->step[k][inner] * (int64_t)w->size[k];
+    for (int d = inner - 1; d >= 0; d--) {
+      int64_t i = d ? row % w->shape[d] : row;
+      row = d ? row / w->shape[d] : 0;
+      for (int k = 0; k < w->n; k++) p[k] += i * w->step[k][d] * (int64_t)w->size[k];
+    }
+    pw_row(j, n, p, buffers);
+    begin += n;
+  }
+}
+
 /* Kernels with bool results write bytes; a result with gaps is scattered byte by byte. */
 static void block_copy_u8(int64_t n, const void *from, int64_t step, void *to) {
   const uint8_t *src = from;
@@ -153,6 +212,13 @@ static void pw_init(PwJob *j, PointwiseFn *fn, PointwiseClass cls, bool bool_out
     j->kind[k] = flat ? PW_FLAT : walk_is_constant(&j->walk, k) ? PW_CONSTANT : PW_GATHER;
     j->all_flat &= flat;
   }
+  int inner = j->walk.ndim - 1;
+  j->rows = !j->all_flat && inner >= 0 && j->walk.shape[inner] >= PW_ROW && native &&
+            j->walk.step[0][inner] == 1;
+  for (int k = 1; k <= n_in && j->rows; k++) {
+    int64_t step = j->walk.step[k][inner];
+    j->rows = step == 0 || (step == 1 && block_is_native((DType)in[k - 1].dtype, cls));
+  }
 }
 
 /* Runs it. */
@@ -161,7 +227,7 @@ static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void
   PwJob j;
   if (pw_small(fn, cls, bool_out, args, n_in, in, out)) return 0;
   pw_init(&j, fn, cls, bool_out, args, n_in, in, out);
-  mf_parallel(j.walk.numel, PW_GRAIN, pw_range, &j);
+  mf_parallel(j.walk.numel, PW_GRAIN, j.rows ? pw_rows : pw_range, &j);
   return 0;
 }
 

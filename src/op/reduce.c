@@ -80,44 +80,56 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
 /* -- Folds by one expression ------------------------------------------------------------------- */
 
 /* Joins: a is what there is, b the next. */
-#define JOIN_SUM(a, b) ((a) + (b))
+#define JOIN_SUM(a, b) LANES_ADD(a, b)
 #define JOIN_SUM_INT(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b)))
 #define JOIN_PROD(a, b) ((a) * (b))
 #define JOIN_PROD_INT(a, b) ((int64_t)((uint64_t)(a) * (uint64_t)(b)))
-#define JOIN_MAX(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
-#define JOIN_MIN(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
+#define JOIN_MAX(a, b) LANES_MAX(a, b)
+#define JOIN_MIN(a, b) LANES_MIN(a, b)
 
-/* Elements e of type T become MAP(e); lanes of a group are joined in type G, and groups in A. */
+/* How a row is folded: elements e of type T become MAP(e) and are joined in type G, groups of them
+ * in A; with the vectors of lanes.h, or by loops over arrays of lanes where MAP is more than
+ * arithmetic, or G is not T. */
+#define FOLD_ROW_LANES(name, C, T, A, field, zero, ELEMENT, JOIN)                       \
+  static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done, \
+                             Word *acc) {                                               \
+    const T *x = x_;                                                                    \
+    T total;                                                                            \
+    (void)done, (void)args;                                                             \
+    LANES_FOLD(C, T, n, zero, ELEMENT, JOIN, total);                                    \
+    acc->field = JOIN(acc->field, (A)total);                                            \
+  }
+#define FOLD_ROW_ARRAY(name, C, T, G, A, field, zero, MAP, JOIN)                        \
+  static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done, \
+                             Word *acc) {                                               \
+    enum { WIDE = FOLD_LANE_BYTES / sizeof(G) };                                        \
+    const T *x = x_;                                                                    \
+    A total = acc->field;                                                               \
+    int64_t i = 0;                                                                      \
+    (void)done, (void)args;                                                             \
+    if (n >= WIDE) {                                                                    \
+      G lane[WIDE];                                                                     \
+      for (int l = 0; l < WIDE; l++) lane[l] = (G)(zero);                               \
+      for (; i + WIDE <= n; i += WIDE)                                                  \
+        for (int l = 0; l < WIDE; l++) {                                                \
+          G e = (G)MAP(x[i + l]);                                                       \
+          lane[l] = JOIN(lane[l], e);                                                   \
+        }                                                                               \
+      for (int half = WIDE / 2; half >= 8; half /= 2)                                   \
+        for (int l = 0; l < half; l++) lane[l] = JOIN(lane[l], lane[l + half]);         \
+      for (int l = 0; l < 8; l++) total = JOIN(total, (A)lane[l]);                      \
+    }                                                                                   \
+    for (; i < n; i++) {                                                                \
+      A e = (A)MAP(x[i]);                                                               \
+      total = JOIN(total, e);                                                           \
+    }                                                                                   \
+    acc->field = total;                                                                 \
+  }
+/* The same by columns. */
 #define FOLD_ONE(name, C, T, G, A, field, zero, MAP, JOIN)                                       \
-  enum { name##_lanes_##C = FOLD_LANE_BYTES / sizeof(G) };                                       \
-  static void name##_row_##C(int64_t n, const void *x_, const void *args, int64_t done,          \
-                             Word *acc) {                                                        \
-    enum { LANES = name##_lanes_##C };                                                           \
-    const T *x = x_;                                                                             \
-    A total = acc->field;                                                                        \
-    int64_t i = 0;                                                                               \
-    (void)done, (void)args;                                                                      \
-    if (n >= LANES) {                                                                            \
-      G lane[LANES];                                                                             \
-      for (int l = 0; l < LANES; l++) lane[l] = (G)(zero);                                       \
-      for (; i + LANES <= n; i += LANES)                                                         \
-        for (int l = 0; l < LANES; l++) {                                                        \
-          G e = (G)MAP(x[i + l]);                                                                \
-          lane[l] = JOIN(lane[l], e);                                                            \
-        }                                                                                        \
-      for (int half = LANES / 2; half >= 8; half /= 2)                                           \
-        for (int l = 0; l < half; l++) lane[l] = JOIN(lane[l], lane[l + half]);                  \
-      for (int l = 0; l < 8; l++) total = JOIN(total, (A)lane[l]);                               \
-    }                                                                                            \
-    for (; i < n; i++) {                                                                         \
-      A e = (A)MAP(x[i]);                                                                        \
-      total = JOIN(total, e);                                                                    \
-    }                                                                                            \
-    acc->field = total;                                                                          \
-  }                                                                                              \
   static inline void name##_tile_##C(int64_t rows, int64_t n, const T *restrict x, int64_t step, \
                                      const void *args, Word *acc) {                              \
-    G lane[name##_lanes_##C];                                                                    \
+    G lane[FOLD_LANE_BYTES / sizeof(G)];                                                         \
     (void)args;                                                                                  \
     for (int64_t l = 0; l < n; l++) lane[l] = (G)(zero);                                         \
     for (int64_t r = 0; r < rows; r++)                                                           \
@@ -129,12 +141,12 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
   }                                                                                              \
   static void name##_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step,          \
                                  const void *args, int64_t done, Word *acc, int64_t plane) {     \
-    enum { LANES = name##_lanes_##C };                                                           \
+    enum { WIDE = FOLD_LANE_BYTES / sizeof(G) };                                                 \
     (void)done, (void)plane;                                                                     \
     for (int64_t r = 0; r < rows; r += FOLD_TALL) {                                              \
       const T *x = (const T *)x_ + r * step;                                                     \
       int64_t m = rows - r < FOLD_TALL ? rows - r : FOLD_TALL, i = 0;                            \
-      for (; i + LANES <= n; i += LANES) name##_tile_##C(m, LANES, x + i, step, args, acc + i);  \
+      for (; i + WIDE <= n; i += WIDE) name##_tile_##C(m, WIDE, x + i, step, args, acc + i);     \
       if (i < n) name##_tile_##C(m, n - i, x + i, step, args, acc + i);                          \
     }                                                                                            \
   }                                                                                              \
@@ -143,12 +155,20 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
     (void)to_count, (void)from_count, (void)plane;                                               \
     for (int64_t i = 0; i < n; i++) to[i].field = JOIN(to[i].field, from[i].field);              \
   }
-#define FOLD_FLOATS(name, G, zero, MAP, JOIN)               \
-  FOLD_ONE(name, f32, float, G, double, f, zero, MAP, JOIN) \
+/* Of floats: rows by arrays or by vectors; and of whole numbers. */
+#define FOLD_FLOATS(name, G, zero, MAP, JOIN)                           \
+  FOLD_ROW_ARRAY(name, f32, float, G, double, f, zero, MAP, JOIN)       \
+  FOLD_ROW_ARRAY(name, f64, double, double, double, f, zero, MAP, JOIN) \
+  FOLD_ONE(name, f32, float, G, double, f, zero, MAP, JOIN)             \
   FOLD_ONE(name, f64, double, double, double, f, zero, MAP, JOIN)
-#define FOLD_ALL(name, G, zero, int_zero, MAP, JOIN, JOIN_INT) \
-  FOLD_FLOATS(name, G, zero, MAP, JOIN)                        \
-  FOLD_ONE(name, i64, int64_t, int64_t, int64_t, i, int_zero, MAP, JOIN_INT)
+#define FOLD_FLOATS_LANES(name, zero, MAP, JOIN)                        \
+  FOLD_ROW_LANES(name, f32, float, double, f, zero, MAP##_LANES, JOIN)  \
+  FOLD_ROW_LANES(name, f64, double, double, f, zero, MAP##_LANES, JOIN) \
+  FOLD_ONE(name, f32, float, float, double, f, zero, MAP, JOIN)         \
+  FOLD_ONE(name, f64, double, double, double, f, zero, MAP, JOIN)
+#define FOLD_INTS(name, zero, MAP, JOIN)                                   \
+  FOLD_ROW_ARRAY(name, i64, int64_t, int64_t, int64_t, i, zero, MAP, JOIN) \
+  FOLD_ONE(name, i64, int64_t, int64_t, int64_t, i, zero, MAP, JOIN)
 #define FOLD_TABLES(name)                                                  \
   .row = {name##_row_f32, name##_row_f64, name##_row_i64},                 \
   .columns = {name##_columns_f32, name##_columns_f64, name##_columns_i64}, \
@@ -158,6 +178,7 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
   .join = {name##_join_f32, name##_join_f64}
 
 #define MAP_SELF(e) (e)
+#define MAP_SELF_LANES(V, i) LANES_AT(V, x, i)
 #define MAP_TRUE(e) ((e) != 0)
 
 /* A reduction with the arguments (x, dim, keepdim). */
@@ -173,7 +194,8 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
 
 /* -- sum, mean, prod --------------------------------------------------------------------------- */
 
-FOLD_ALL(sum, float, 0, 0, MAP_SELF, JOIN_SUM, JOIN_SUM_INT)
+FOLD_FLOATS_LANES(sum, 0, MAP_SELF, LANES_ADD)
+FOLD_INTS(sum, 0, MAP_SELF, JOIN_SUM_INT)
 static const Fold sum_fold = {.words = 1, FOLD_TABLES(sum)};
 REDUCTION(sum, &sum_fold)
 
@@ -215,7 +237,8 @@ OP(mean,
    .sbp_rule = sbp_reduce, .linear = "x", .infer = mean_infer, .cpu = mean_cpu,
    .scratch = mean_scratch)
 
-FOLD_ALL(prod, double, 1, 1, MAP_SELF, JOIN_PROD, JOIN_PROD_INT)
+FOLD_FLOATS(prod, double, 1, MAP_SELF, JOIN_PROD)
+FOLD_INTS(prod, 1, MAP_SELF, JOIN_PROD_INT)
 static const Fold prod_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TABLES(prod)};
 REDUCTION(prod, &prod_fold)
 
@@ -231,8 +254,10 @@ OP(prod,
 
 /* -- Extremes and tests ------------------------------------------------------------------------ */
 
-FOLD_ALL(amax, float, -INFINITY, INT64_MIN, MAP_SELF, JOIN_MAX, JOIN_MAX)
-FOLD_ALL(amin, float, INFINITY, INT64_MAX, MAP_SELF, JOIN_MIN, JOIN_MIN)
+FOLD_FLOATS_LANES(amax, -INFINITY, MAP_SELF, LANES_MAX)
+FOLD_INTS(amax, INT64_MIN, MAP_SELF, LANES_MAX)
+FOLD_FLOATS_LANES(amin, INFINITY, MAP_SELF, LANES_MIN)
+FOLD_INTS(amin, INT64_MAX, MAP_SELF, LANES_MIN)
 static const Fold amax_fold = {
     .words = 1, .start = {-INFINITY}, .start_int = INT64_MIN, FOLD_TABLES(amax)};
 static const Fold amin_fold = {
@@ -261,9 +286,12 @@ OP(amax, .signature = "amax(Tensor x, int[] dim=[], bool keepdim=False) -> Tenso
 OP(amin, .signature = "amin(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
    .sbp_rule = sbp_reduce_min, .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
 
-FOLD_ALL(any, float, 0, 0, MAP_TRUE, JOIN_MAX, JOIN_MAX)
-FOLD_ALL(all, float, 1, 1, MAP_TRUE, JOIN_MIN, JOIN_MIN)
-FOLD_ALL(count_nonzero, float, 0, 0, MAP_TRUE, JOIN_SUM, JOIN_SUM_INT)
+FOLD_FLOATS(any, float, 0, MAP_TRUE, JOIN_MAX)
+FOLD_INTS(any, 0, MAP_TRUE, JOIN_MAX)
+FOLD_FLOATS(all, float, 1, MAP_TRUE, JOIN_MIN)
+FOLD_INTS(all, 1, MAP_TRUE, JOIN_MIN)
+FOLD_FLOATS(count_nonzero, float, 0, MAP_TRUE, JOIN_SUM)
+FOLD_INTS(count_nonzero, 0, MAP_TRUE, JOIN_SUM_INT)
 static const Fold any_fold = {.words = 1, FOLD_TABLES(any)};
 static const Fold all_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TABLES(all)};
 static const Fold count_nonzero_fold = {.words = 1, FOLD_TABLES(count_nonzero)};
@@ -315,8 +343,9 @@ OP(count_nonzero,
 #define MAP_ABS(e) fabs(e)
 #define MAP_SQUARE(e) ((e) * (e))
 #define MAP_POWER(e) pow(fabs(e), (__typeof__((e) + 0))((const struct norm_args *)args)->p)
+#define MAP_SQUARE_LANES(V, i) (LANES_AT(V, x, i) * LANES_AT(V, x, i))
 FOLD_FLOATS(norm_sum, float, 0, MAP_ABS, JOIN_SUM)
-FOLD_FLOATS(norm_square, float, 0, MAP_SQUARE, JOIN_SUM)
+FOLD_FLOATS_LANES(norm_square, 0, MAP_SQUARE, LANES_ADD)
 FOLD_FLOATS(norm_power, float, 0, MAP_POWER, JOIN_SUM)
 FOLD_FLOATS(norm_max, float, 0, MAP_ABS, JOIN_MAX)
 FOLD_FLOATS(norm_min, float, INFINITY, MAP_ABS, JOIN_MIN)
@@ -444,29 +473,21 @@ static void logsumexp_join_one(double *m, double *s, double other_m, double othe
   *m = most;
 }
 
+#define LOGSUMEXP_LANES(V, i) LANES_AT(V, e, i)
 #define FOLD_LOGSUMEXP(C, T)                                                               \
   static void logsumexp_row_##C(int64_t n, const void *x_, const void *args, int64_t done, \
                                 Word *acc) {                                               \
     const T *x = x_;                                                                       \
-    T lane[FOLD_LANES], most = -INFINITY, e[BLOCK];                                        \
+    T most, sum, e[BLOCK];                                                                 \
     (void)args, (void)done;                                                                \
-    for (int64_t at = 0; at < n; at += BLOCK, x += BLOCK, most = -INFINITY) {              \
-      int64_t m = n - at < BLOCK ? n - at : BLOCK, i = 0;                                  \
-      for (int l = 0; l < FOLD_LANES; l++) lane[l] = -INFINITY;                            \
-      for (; i + FOLD_LANES <= m; i += FOLD_LANES)                                         \
-        for (int l = 0; l < FOLD_LANES; l++) lane[l] = JOIN_MAX(lane[l], x[i + l]);        \
-      for (int l = 0; l < FOLD_LANES; l++) most = JOIN_MAX(most, lane[l]);                 \
-      for (; i < m; i++) most = JOIN_MAX(most, x[i]);                                      \
+    for (int64_t at = 0; at < n; at += BLOCK, x += BLOCK) {                                \
+      int64_t m = n - at < BLOCK ? n - at : BLOCK;                                         \
+      LANES_FOLD(C, T, m, -INFINITY, MAP_SELF_LANES, LANES_MAX, most);                     \
       if (most == -INFINITY) continue;                                                     \
       if (most == INFINITY) most = 0;                                                      \
-      for (i = 0; i < m; i++) e[i] = exp(x[i] - most);                                     \
-      double sum = 0;                                                                      \
-      for (int l = 0; l < FOLD_LANES; l++) lane[l] = 0;                                    \
-      for (i = 0; i + FOLD_LANES <= m; i += FOLD_LANES)                                    \
-        for (int l = 0; l < FOLD_LANES; l++) lane[l] += e[i + l];                          \
-      for (int l = 0; l < FOLD_LANES; l++) sum += (double)lane[l];                         \
-      for (; i < m; i++) sum += (double)e[i];                                              \
-      logsumexp_join_one(&acc[0].f, &acc[1].f, (double)most, sum);                         \
+      for (int64_t i = 0; i < m; i++) e[i] = exp(x[i] - most);                             \
+      LANES_FOLD(C, T, m, 0, LOGSUMEXP_LANES, LANES_ADD, sum);                             \
+      logsumexp_join_one(&acc[0].f, &acc[1].f, (double)most, (double)sum);                 \
     }                                                                                      \
   }                                                                                        \
   static void logsumexp_columns_##C(int64_t rows, int64_t n, const void *x_, int64_t step, \

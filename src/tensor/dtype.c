@@ -51,39 +51,6 @@ uint16_t dtype_f32_to_bf16(float f) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-float dtype_f16_to_f32(uint16_t h) {
-  uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023, bits;
-  float f;
-  if (exponent == 31) {
-    bits = sign | 0x7f800000 | fraction << 13;
-  } else if (exponent) {
-    bits = sign | (exponent + 112) << 23 | fraction << 13;
-  } else { /* zero or subnormal: exact as a product */
-    f = (float)fraction * 0x1p-24f;
-    return sign ? -f : f;
-  }
-  memcpy(&f, &bits, sizeof f);
-  return f;
-}
-
-uint16_t dtype_f32_to_f16(float f) {
-  uint32_t bits;
-  memcpy(&bits, &f, sizeof bits);
-  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-  bits &= 0x7fffffff;
-  if (bits > 0x7f800000) return sign | 0x7e00 | (uint16_t)(bits >> 13 & 1023);
-  if (bits >= 0x477ff000) return sign | 0x7c00; /* 65520 and above round to infinity */
-  if (bits < 0x38800000) { /* below 2^-14: subnormal; the sum rounds to a multiple of 2^-24 */
-    float magic = 0.5f, value;
-    memcpy(&value, &bits, sizeof value);
-    value += magic;
-    memcpy(&bits, &value, sizeof bits);
-    return sign | (uint16_t)(bits - 0x3f000000);
-  }
-  bits += 0xfff + (bits >> 13 & 1);
-  return sign | (uint16_t)((bits - 0x38000000) >> 13);
-}
-
 double dtype_get_f64(DType t, const void *p) {
   switch (t) {
     case F16: return (double)dtype_f16_to_f32(*(const uint16_t *)p);

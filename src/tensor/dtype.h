@@ -48,10 +48,36 @@ int dtype_parse(const char *name);
 DType dtype_promote(DType a, DType b);
 
 /* Scalar conversions of the two half types; rounding to nearest even, NaN stays NaN. */
-float dtype_f16_to_f32(uint16_t h);
-uint16_t dtype_f32_to_f16(float f);
 float dtype_bf16_to_f32(uint16_t h);
 uint16_t dtype_f32_to_bf16(float f);
+
+typedef union DTypeBits {
+  uint32_t u;
+  float f;
+} DTypeBits;
+
+/* Without branches, so that loops of them are vectorised. A product takes the exponent's bias away
+ * and makes subnormals right. */
+static inline float dtype_f16_to_f32(uint16_t h) {
+  uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
+  DTypeBits v = {.u = bits}, r;
+  v.f *= 0x1p112f;
+  r.u = (bits >= 0x0f800000 ? bits | 0x7f800000 : v.u) | (uint32_t)(h & 0x8000) << 16;
+  return r.f;
+}
+
+/* Rounds to the nearest, ties to even. */
+static inline uint16_t dtype_f32_to_f16(float f) {
+  DTypeBits v = {.f = f}, small;
+  uint32_t sign = v.u >> 16 & 0x8000, bits = v.u & 0x7fffffff;
+  v.u = bits;
+  small.f = v.f + 0.5f; /* a multiple of 2^-24, as subnormals are */
+  uint32_t usual = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
+  uint32_t h = bits < 0x38800000 ? small.u - 0x3f000000 : usual;
+  h = bits >= 0x477ff000 ? 0x7c00 : h; /* 65520 and above round to infinity */
+  h = bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 1023) : h;
+  return (uint16_t)(sign | h);
+}
 
 /* Reads or writes one element as double or int64; floats to integers truncate toward zero, and
  * values that do not fit wrap modulo 2^64 where C leaves it undefined. */
