@@ -41,6 +41,8 @@ LANES_VECTOR(lanes_i64, int64_t, LANES_BYTES);
 #define LANES_ADD_V(a, b) ((a) + (b))
 #define LANES_MAX_V(a, b) LANES_CHOOSE(a, b, b_ > a_)
 #define LANES_MIN_V(a, b) LANES_CHOOSE(a, b, b_ < a_)
+/* Whether elements may be joined twice: then a vector that overlaps the last serves the rest. */
+enum { LANES_ADD_TWICE = 0, LANES_MAX_TWICE = 1, LANES_MIN_TWICE = 1 };
 #define LANES_CHOOSE(a, b, better)                                                        \
   __extension__({                                                                         \
     __typeof__(a) a_ = (a), b_ = (b);                                                     \
@@ -61,11 +63,11 @@ LANES_VECTOR(lanes_i64, int64_t, LANES_BYTES);
                                __builtin_shufflevector(v, v, 4, 5, 6, 7)); \
     LANES_JOIN4(v8_, JOIN);                                                \
   })
-#define LANES_JOIN4(v, JOIN)                  \
-  __extension__({                             \
-    __auto_type even_ = JOIN((v)[0], (v)[2]); \
-    __auto_type odd_ = JOIN((v)[1], (v)[3]);  \
-    JOIN(even_, odd_);                        \
+#define LANES_JOIN4(v, JOIN)                                                  \
+  __extension__({                                                             \
+    __auto_type v4_ = JOIN##_V(v, __builtin_shufflevector(v, v, 2, 3, 0, 1)); \
+    v4_ = JOIN##_V(v4_, __builtin_shufflevector(v4_, v4_, 1, 0, 3, 2));       \
+    v4_[0];                                                                   \
   })
 #define LANES_JOIN2(v, JOIN) JOIN((v)[0], (v)[1])
 
@@ -83,6 +85,10 @@ LANES_VECTOR(lanes_i64, int64_t, LANES_BYTES);
       s3_ = JOIN##_V(s3_, ELEMENT(lanes_##C, at_ + 3 * V_));                       \
     }                                                                              \
     for (; at_ + V_ <= n; at_ += V_) s0_ = JOIN##_V(s0_, ELEMENT(lanes_##C, at_)); \
+    if (JOIN##_TWICE && n >= V_ && at_ < n) {                                      \
+      s0_ = JOIN##_V(s0_, ELEMENT(lanes_##C, n - V_));                             \
+      at_ = n;                                                                     \
+    }                                                                              \
     s0_ = JOIN##_V(s0_, s1_), s2_ = JOIN##_V(s2_, s3_);                            \
     s0_ = JOIN##_V(s0_, s2_);                                                      \
     T all_ = LANES_JOIN_##C(s0_, JOIN);                                            \

@@ -15,7 +15,7 @@
 enum {
   GRAIN = 1 << 14,
   ROWS = 64, /* joined in the elements' own type */
-  WIDTH = 64,
+  WIDE = 4,
   PART = 1 << 17,
   PARTS = 64 /* of rows; as many as the sizes say, whatever the threads */
 };
@@ -132,111 +132,124 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
 
 /* -- Loops over planes and rows ---------------------------------------------------------------- */
 
-#define BATCH_NORM(C, T)                                                                         \
-  /* Moments of channels [begin, end). */                                                        \
-  static void plane_moments_##C(int64_t begin, int64_t end, void *arg) {                         \
-    const BatchJob *j = arg;                                                                     \
-    for (int64_t n = 0; n < j->n; n++)                                                           \
-      for (int64_t c = begin; c < end; c++)                                                      \
-        moments_row_##C(j->inner, (const T *)j->x + (n * j->channels + c) * j->inner,            \
-                        n * j->inner, &j->mean[c], &j->second[c]);                               \
-  }                                                                                              \
-  static void row_moments_##C(int64_t begin, int64_t end, void *arg) {                           \
-    const BatchJob *j = arg;                                                                     \
-    for (int64_t p = begin; p < end; p++) {                                                      \
-      double *mean = j->mean + p * j->channels, *m2 = j->second + p * j->channels;               \
-      int64_t first = part_row(j, p), rows = part_row(j, p + 1) - first;                         \
-      memset(mean, 0, sizeof(double) * (size_t)j->channels);                                     \
-      memset(m2, 0, sizeof(double) * (size_t)j->channels);                                       \
-      moments_columns_##C(rows, j->channels, (const T *)j->x + first * j->channels, j->channels, \
-                          0, mean, m2);                                                          \
-    }                                                                                            \
-  }                                                                                              \
-  static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */       \
-    const BatchJob *j = arg;                                                                     \
-    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;            \
-    for (int64_t k = begin; k < end; k++) {                                                      \
-      int64_t c = k % j->channels;                                                               \
-      norm_apply_one_##C(j->inner, (const T *)j->x + k * j->inner, shift[c], a[c], b[c],         \
-                         (T *)j->y + k * j->inner);                                              \
-    }                                                                                            \
-  }                                                                                              \
-  static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                             \
-    const BatchJob *j = arg;                                                                     \
-    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                \
-                      *restrict b = (const T *)j->b;                                             \
-    for (int64_t r = begin; r < end; r++) {                                                      \
-      const T *restrict x = (const T *)j->x + r * j->channels;                                   \
-      T *restrict y = (T *)j->y + r * j->channels;                                               \
-      for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];          \
-    }                                                                                            \
-  }                                                                                              \
-  static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                            \
-    const BatchJob *j = arg;                                                                     \
-    const T *shift = (const T *)j->shift;                                                        \
-    for (int64_t c = begin; c < end; c++) j->sum[c] = j->second[c] = 0;                          \
-    for (int64_t n = 0; n < j->n; n++)                                                           \
-      for (int64_t c = begin; c < end; c++) {                                                    \
-        int64_t at = (n * j->channels + c) * j->inner;                                           \
-        norm_sums_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c],        \
-                          &j->sum[c], &j->second[c]);                                            \
-      }                                                                                          \
-  }                                                                                              \
-  static inline void tile_sums_##C(int64_t rows, int64_t n, int64_t step, const T *restrict g,   \
-                                   const T *restrict x, const T *restrict shift,                 \
-                                   double *restrict sum, double *restrict second) {              \
-    T s[WIDTH] = {0}, d[WIDTH] = {0};                                                            \
-    for (int64_t r = 0; r < rows; r++)                                                           \
-      for (int64_t i = 0; i < n; i++) {                                                          \
-        T v = g[r * step + i];                                                                   \
-        s[i] += v, d[i] += v * (x[r * step + i] - shift[i]);                                     \
-      }                                                                                          \
-    for (int64_t i = 0; i < n; i++) sum[i] += (double)s[i], second[i] += (double)d[i];           \
-  }                                                                                              \
-  static void row_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
-    const BatchJob *j = arg;                                                                     \
-    int64_t step = j->channels;                                                                  \
-    for (int64_t p = begin; p < end; p++) {                                                      \
-      double *sum = j->sum + p * step, *second = j->second + p * step;                           \
-      memset(sum, 0, sizeof(double) * (size_t)step);                                             \
-      memset(second, 0, sizeof(double) * (size_t)step);                                          \
-      for (int64_t r = part_row(j, p), last = part_row(j, p + 1); r < last; r += ROWS) {         \
-        int64_t rows = last - r < ROWS ? last - r : ROWS, c = 0;                                 \
-        const T *g = (const T *)j->g + r * step, *x = (const T *)j->x + r * step,                \
-                *shift = (const T *)j->shift;                                                    \
-        for (; c + WIDTH <= step; c += WIDTH)                                                    \
-          tile_sums_##C(rows, WIDTH, step, g + c, x + c, shift + c, sum + c, second + c);        \
-        if (c < step)                                                                            \
-          tile_sums_##C(rows, step - c, step, g + c, x + c, shift + c, sum + c, second + c);     \
-      }                                                                                          \
-    }                                                                                            \
-  }                                                                                              \
-  static void plane_input_##C(int64_t begin, int64_t end, void *arg) {                           \
-    const BatchJob *j = arg;                                                                     \
-    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b,            \
-            *d = (const T *)j->c;                                                                \
-    for (int64_t k = begin; k < end; k++) {                                                      \
-      int64_t c = k % j->channels, at = k * j->inner;                                            \
-      norm_input_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c], a[c],   \
-                         b[c], d[c], (T *)j->y + at);                                            \
-    }                                                                                            \
-  }                                                                                              \
-  static void row_input_##C(int64_t begin, int64_t end, void *arg) {                             \
-    const BatchJob *j = arg;                                                                     \
-    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                \
-                      *restrict b = (const T *)j->b, *restrict d = (const T *)j->c;              \
-    for (int64_t r = begin; r < end; r++) {                                                      \
-      const T *restrict g = (const T *)j->g + r * j->channels, *restrict x = (const T *)j->x +   \
-                                                                             r * j->channels;    \
-      T *restrict gx = (T *)j->y + r * j->channels;                                              \
-      for (int64_t c = 0; c < j->channels; c++)                                                  \
-        gx[c] = a[c] * g[c] + (b[c] * (x[c] - shift[c]) + d[c]);                                 \
-    }                                                                                            \
-  }                                                                                              \
-  static void set_channel_##C(const BatchJob *j, int64_t i, double shift, double a, double b,    \
-                              double c) {                                                        \
-    ((T *)j->shift)[i] = (T)shift, ((T *)j->a)[i] = (T)a, ((T *)j->b)[i] = (T)b,                 \
-        ((T *)j->c)[i] = (T)c;                                                                   \
+#define BATCH_NORM(C, T)                                                                           \
+  /* Moments of channels [begin, end). */                                                          \
+  static void plane_moments_##C(int64_t begin, int64_t end, void *arg) {                           \
+    const BatchJob *j = arg;                                                                       \
+    for (int64_t n = 0; n < j->n; n++)                                                             \
+      for (int64_t c = begin; c < end; c++)                                                        \
+        moments_row_##C(j->inner, (const T *)j->x + (n * j->channels + c) * j->inner,              \
+                        n * j->inner, &j->mean[c], &j->second[c]);                                 \
+  }                                                                                                \
+  static void row_moments_##C(int64_t begin, int64_t end, void *arg) {                             \
+    const BatchJob *j = arg;                                                                       \
+    for (int64_t p = begin; p < end; p++) {                                                        \
+      double *mean = j->mean + p * j->channels, *m2 = j->second + p * j->channels;                 \
+      int64_t first = part_row(j, p), rows = part_row(j, p + 1) - first;                           \
+      memset(mean, 0, sizeof(double) * (size_t)j->channels);                                       \
+      memset(m2, 0, sizeof(double) * (size_t)j->channels);                                         \
+      moments_columns_##C(rows, j->channels, (const T *)j->x + first * j->channels, j->channels,   \
+                          0, mean, m2);                                                            \
+    }                                                                                              \
+  }                                                                                                \
+  static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */         \
+    const BatchJob *j = arg;                                                                       \
+    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;              \
+    for (int64_t k = begin; k < end; k++) {                                                        \
+      int64_t c = k % j->channels;                                                                 \
+      norm_apply_one_##C(j->inner, (const T *)j->x + k * j->inner, shift[c], a[c], b[c],           \
+                         (T *)j->y + k * j->inner);                                                \
+    }                                                                                              \
+  }                                                                                                \
+  static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                               \
+    const BatchJob *j = arg;                                                                       \
+    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                  \
+                      *restrict b = (const T *)j->b;                                               \
+    for (int64_t r = begin; r < end; r++) {                                                        \
+      const T *restrict x = (const T *)j->x + r * j->channels;                                     \
+      T *restrict y = (T *)j->y + r * j->channels;                                                 \
+      for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];            \
+    }                                                                                              \
+  }                                                                                                \
+  static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
+    const BatchJob *j = arg;                                                                       \
+    const T *shift = (const T *)j->shift;                                                          \
+    for (int64_t c = begin; c < end; c++) j->sum[c] = j->second[c] = 0;                            \
+    for (int64_t n = 0; n < j->n; n++)                                                             \
+      for (int64_t c = begin; c < end; c++) {                                                      \
+        int64_t at = (n * j->channels + c) * j->inner;                                             \
+        norm_sums_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c],          \
+                          &j->sum[c], &j->second[c]);                                              \
+      }                                                                                            \
+  }                                                                                                \
+  /* The sums of `wide` vectors' columns over some rows, added to what there is. */                \
+  static inline void tile_sums_##C(int wide, int64_t rows, int64_t step, const T *g, const T *x,   \
+                                   const T *shift, double *sum, double *second) {                  \
+    enum { V = sizeof(lanes_##C) / sizeof(T) };                                                    \
+    lanes_##C s[WIDE] = {{0}}, d[WIDE] = {{0}};                                                    \
+    for (int64_t r = 0; r < rows; r++, g += step, x += step)                                       \
+      for (int k = 0; k < wide; k++) {                                                             \
+        lanes_##C v = LANES_AT(lanes_##C, g, k * V);                                               \
+        s[k] += v;                                                                                 \
+        d[k] += v * (LANES_AT(lanes_##C, x, k * V) - LANES_AT(lanes_##C, shift, k * V));           \
+      }                                                                                            \
+    for (int k = 0; k < wide; k++)                                                                 \
+      for (int l = 0; l < V; l++)                                                                  \
+        sum[k * V + l] += (double)s[k][l], second[k * V + l] += (double)d[k][l];                   \
+  }                                                                                                \
+  static inline void column_sums_##C(int64_t rows, int64_t step, const T *g, const T *x, T shift,  \
+                                     double *sum, double *second) {                                \
+    T s = 0, d = 0;                                                                                \
+    for (int64_t r = 0; r < rows; r++) s += g[r * step], d += g[r * step] * (x[r * step] - shift); \
+    *sum += (double)s, *second += (double)d;                                                       \
+  }                                                                                                \
+  static void row_sums_##C(int64_t begin, int64_t end, void *arg) {                                \
+    const BatchJob *j = arg;                                                                       \
+    enum { V = sizeof(lanes_##C) / sizeof(T) };                                                    \
+    int64_t step = j->channels;                                                                    \
+    for (int64_t p = begin; p < end; p++) {                                                        \
+      double *sum = j->sum + p * step, *second = j->second + p * step;                             \
+      memset(sum, 0, sizeof(double) * (size_t)step);                                               \
+      memset(second, 0, sizeof(double) * (size_t)step);                                            \
+      for (int64_t r = part_row(j, p), last = part_row(j, p + 1); r < last; r += ROWS) {           \
+        int64_t rows = last - r < ROWS ? last - r : ROWS, c = 0;                                   \
+        const T *g = (const T *)j->g + r * step, *x = (const T *)j->x + r * step,                  \
+                *shift = (const T *)j->shift;                                                      \
+        for (; c + WIDE * V <= step; c += WIDE * V)                                                \
+          tile_sums_##C(WIDE, rows, step, g + c, x + c, shift + c, sum + c, second + c);           \
+        for (; c + V <= step; c += V)                                                              \
+          tile_sums_##C(1, rows, step, g + c, x + c, shift + c, sum + c, second + c);              \
+        for (; c < step; c++)                                                                      \
+          column_sums_##C(rows, step, g + c, x + c, shift[c], sum + c, second + c);                \
+      }                                                                                            \
+    }                                                                                              \
+  }                                                                                                \
+  static void plane_input_##C(int64_t begin, int64_t end, void *arg) {                             \
+    const BatchJob *j = arg;                                                                       \
+    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b,              \
+            *d = (const T *)j->c;                                                                  \
+    for (int64_t k = begin; k < end; k++) {                                                        \
+      int64_t c = k % j->channels, at = k * j->inner;                                              \
+      norm_input_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c], a[c],     \
+                         b[c], d[c], (T *)j->y + at);                                              \
+    }                                                                                              \
+  }                                                                                                \
+  static void row_input_##C(int64_t begin, int64_t end, void *arg) {                               \
+    const BatchJob *j = arg;                                                                       \
+    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                  \
+                      *restrict b = (const T *)j->b, *restrict d = (const T *)j->c;                \
+    for (int64_t r = begin; r < end; r++) {                                                        \
+      const T *restrict g = (const T *)j->g + r * j->channels, *restrict x = (const T *)j->x +     \
+                                                                             r * j->channels;      \
+      T *restrict gx = (T *)j->y + r * j->channels;                                                \
+      for (int64_t c = 0; c < j->channels; c++)                                                    \
+        gx[c] = a[c] * g[c] + (b[c] * (x[c] - shift[c]) + d[c]);                                   \
+    }                                                                                              \
+  }                                                                                                \
+  static void set_channel_##C(const BatchJob *j, int64_t i, double shift, double a, double b,      \
+                              double c) {                                                          \
+    ((T *)j->shift)[i] = (T)shift, ((T *)j->a)[i] = (T)a, ((T *)j->b)[i] = (T)b,                   \
+        ((T *)j->c)[i] = (T)c;                                                                     \
   }
 BATCH_NORM(f32, float)
 BATCH_NORM(f64, double)

@@ -222,7 +222,12 @@ static void walk_rows(const Walk *w, int k, int64_t first, int64_t n, BlockConve
 /* True when the operand lies in walking order without gaps, false for others; true for every
  * operand of one element. */
 static inline bool walk_is_flat(const Walk *w, int k) {
-  return w->ndim == 0 || (w->ndim == 1 && w->step[k][0] == 1);
+  int64_t step = 1;
+  for (int d = w->ndim - 1; d >= 0; d--) {
+    if (w->step[k][d] != step) return false;
+    step *= w->shape[d];
+  }
+  return true;
 }
 static inline bool walk_is_constant(const Walk *w, int k) {
   for (int d = 0; d < w->ndim; d++)

@@ -148,10 +148,10 @@ static void fold_tall(const FoldJob *j, const char *x, int64_t first, int64_t la
   int inner = j->n_reduced - 1;
   int64_t run = inner < 0 ? 1 : j->reduced[inner], row_step = inner < 0 ? 1 : j->reduced_x[inner];
   int64_t step = j->n_kept ? j->kept_x[j->n_kept - 1] : 1;
-  bool group = j->fold->group || n > FOLD_WIDTH;
+  int64_t most = j->fold->group ? FOLD_GROUP : n > FOLD_WIDTH ? FOLD_TALL / 2 : last - first;
   for (int64_t at = first; at < last;) {
     int64_t from = at % run, rows = run - from < last - at ? run - from : last - at;
-    if (group && rows > FOLD_GROUP) rows = FOLD_GROUP;
+    if (rows > most) rows = most;
     int64_t offset = fold_reduced_place(j, inner, at / run) + from * row_step;
     for (int64_t c = 0; c < n; c += FOLD_WIDTH)
       fold_block(j, x + (offset + c * step) * (int64_t)j->x_size, rows, row_step,

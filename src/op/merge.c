@@ -4,31 +4,10 @@
 #include "mem.h"
 #include "op.h"
 #include "op_args.h"
-
-/* One id and where it stood. */
-typedef struct Lookup {
-  int64_t id, place;
-} Lookup;
-
-enum { DIGIT = 11, DIGITS = 1 << DIGIT };
-
-/* Sorts n lookups by id, ids being in [0, most]: a stable radix sort that moves between a and b.
- * Returns the one that holds the result. */
-static Lookup *sort(int64_t n, int64_t most, Lookup *a, Lookup *b) {
-  for (int shift = 0; shift < 63 && most >> shift; shift += DIGIT) {
-    int64_t start[DIGITS + 1] = {0};
-    for (int64_t i = 0; i < n; i++) start[(a[i].id >> shift & (DIGITS - 1)) + 1]++;
-    for (int d = 0; d < DIGITS - 1; d++) start[d + 1] += start[d];
-    for (int64_t i = 0; i < n; i++) b[start[a[i].id >> shift & (DIGITS - 1)]++] = a[i];
-    Lookup *other = a;
-    a = b;
-    b = other;
-  }
-  return a;
-}
+#include "sort.h"
 
 /* The ids of x sorted; *block is to be freed. NULL with the error set. */
-static const Lookup *sorted_ids(const View *x, Lookup **block) {
+static const SortPair *sorted_ids(const View *x, SortPair **block) {
   const int64_t *ids = x->data;
   int64_t n = x->shape[0], most = 0;
   *block = mem_alloc(sizeof **block * (size_t)(2 * n));
@@ -38,24 +17,24 @@ static const Lookup *sorted_ids(const View *x, Lookup **block) {
   }
   for (int64_t i = 0; i < n; i++) {
     int64_t id = ids[i * x->stride[0]];
-    (*block)[i] = (Lookup){id, i};
+    (*block)[i] = (SortPair){(uint64_t)id, i};
     if (id > most) most = id;
     if (id >= 0) continue;
     err_set(MF_EINVAL, "merge_ids: ids[%lld] is %lld; ids count from 0", (long long)i,
             (long long)id);
     return NULL;
   }
-  return sort(n, most, *block, *block + n);
+  return sort_pairs(n, 64 - __builtin_clzll((uint64_t)most | 1), *block, *block + n);
 }
 
 static int merge_ids_infer(Infer *I) {
   int rc = infer_want_dtype(I, 0, I64);
   if (!rc) rc = infer_want_ndim(I, 0, 1);
   if (rc) return rc;
-  Lookup *block;
-  const Lookup *s = sorted_ids(&I->views[0], &block);
+  SortPair *block;
+  const SortPair *s = sorted_ids(&I->views[0], &block);
   int64_t n = I->in[0]->shape[0], distinct = n > 0;
-  for (int64_t i = 1; s && i < n; i++) distinct += s[i].id != s[i - 1].id;
+  for (int64_t i = 1; s && i < n; i++) distinct += s[i].key != s[i - 1].key;
   mem_free(block);
   if (!s) return MF_EINVAL;
   rc = infer_shape(I, I64, 1, &distinct);
@@ -64,11 +43,11 @@ static int merge_ids_infer(Infer *I) {
 
 static int merge_ids_cpu(const OpCall *c) {
   int64_t *ids = c->out[0].data, *place = c->out[1].data, n = c->in[0].shape[0];
-  Lookup *block;
-  const Lookup *s = sorted_ids(&c->in[0], &block);
+  SortPair *block;
+  const SortPair *s = sorted_ids(&c->in[0], &block);
   int64_t at = -1;
   for (int64_t i = 0; s && i < n; i++) {
-    if (!i || s[i].id != s[i - 1].id) ids[++at] = s[i].id;
+    if (!i || s[i].key != s[i - 1].key) ids[++at] = (int64_t)s[i].key;
     place[s[i].place] = at;
   }
   mem_free(block);

@@ -33,10 +33,12 @@ static inline size_t pw_class_size(PointwiseClass c) {
 static inline void pw_fill(BlockConvert *convert, PointwiseClass cls, const void *from, int64_t n,
                            BlockBuffer *buffer) {
   convert(1, from, 1, buffer);
+  float f = buffer->f32[0];
+  int64_t v = buffer->i64[0];
   if (cls == PW_F32)
-    for (int64_t i = 1; i < n; i++) buffer->f32[i] = buffer->f32[0];
+    for (int64_t i = 1; i < n; i++) buffer->f32[i] = f;
   else
-    for (int64_t i = 1; i < n; i++) buffer->i64[i] = buffer->i64[0];
+    for (int64_t i = 1; i < n; i++) buffer->i64[i] = v;
 }
 
 /* The inputs of n <= BLOCK elements from `first`, filled up to a multiple of PW_PAD, which is

@@ -10,6 +10,7 @@
 #include "copy_views.h"
 #include "op_args.h"
 #include "rng.h"
+#include "sort.h"
 
 enum { DRAW_GRAIN = 1 << 13 };
 _Static_assert(BLOCK % RNG_GROUP32 == 0 && BLOCK % RNG_GROUP64 == 0, "blocks hold whole groups");
@@ -309,44 +310,22 @@ static int randperm_infer(Infer *I) {
 }
 
 static size_t randperm_scratch(const OpCall *c) {
-  return (size_t)((const struct randperm_args *)c->args)->n * 4 * sizeof(uint64_t);
-}
-
-/* Sorts n pairs (key, value) by key, stably, by bytes; uses as much room again. Returns which half
- * holds the result. */
-static uint64_t *sort_pairs(int64_t n, uint64_t *from, uint64_t *to) {
-  for (int shift = 0; shift < 64; shift += 8) {
-    int64_t at[257] = {0};
-    for (int64_t i = 0; i < n; i++) at[(from[2 * i] >> shift & 255) + 1]++;
-    for (int k = 0; k < 256; k++) at[k + 1] += at[k];
-    for (int64_t i = 0; i < n; i++) {
-      uint64_t *place = to + 2 * at[from[2 * i] >> shift & 255]++;
-      place[0] = from[2 * i];
-      place[1] = from[2 * i + 1];
-    }
-    uint64_t *t = from;
-    from = to, to = t;
-  }
-  return from;
+  return (size_t)((const struct randperm_args *)c->args)->n * 2 * sizeof(SortPair);
 }
 
 static int randperm_cpu(const OpCall *c) {
   const struct randperm_args *a = c->args;
-  uint64_t *pairs = c->scratch;
+  SortPair *pairs = c->scratch;
   Draw d = {.key = a->generator, .fill = fill_below, .width = 8};
   for (int64_t i = 0; i < a->n; i += BLOCK) {
     uint64_t block[BLOCK];
     int64_t n = a->n - i < BLOCK ? a->n - i : BLOCK;
     draw_block(&d, i, n, block);
-    for (int64_t k = 0; k < n; k++)
-      pairs[2 * (i + k)] = block[k], pairs[2 * (i + k) + 1] = (uint64_t)(i + k);
+    for (int64_t k = 0; k < n; k++) pairs[i + k] = (SortPair){block[k], i + k};
   }
-  const uint64_t *sorted = sort_pairs(a->n, pairs, pairs + 2 * a->n);
-  View order = {.data = (void *)(uintptr_t)(sorted + 1),
-                .shape = &a->n,
-                .stride = &(int64_t){2},
-                .ndim = 1,
-                .dtype = I64};
+  SortPair *sorted = sort_pairs(a->n, 64, pairs, pairs + a->n);
+  View order = {
+      .data = &sorted->place, .shape = &a->n, .stride = &(int64_t){2}, .ndim = 1, .dtype = I64};
   return copy_views(&order, &c->out[0]);
 }
 
