@@ -3,6 +3,7 @@
  * Static, since it belongs to one instruction set. */
 #ifndef MF_SORT_H
 #define MF_SORT_H
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
