@@ -160,6 +160,29 @@ describe('modes', function()
     assert.are.same({ 1, 2, 3 }, { mf.no_grad(function(...) return ... end, 1, 2, 3) })
     refused(function() mf.no_grad(5) end, 'no_grad: the first argument must be a function')
   end)
+  it('gives each leaf a gradient of its own', function()
+    for _, create_graph in ipairs { false, true } do
+      local a, b, g = leaf { 1, 1 }, leaf { 1, 1 }, mf.tensor { 1, 2 };
+      (a + b):backward(g, { create_graph = create_graph })
+      mf.no_grad(function() a.grad:mul_(10) end)
+      assert.are.same({ 10, 20 }, a.grad:tolist())
+      assert.are.same({ 1, 2 }, b.grad:tolist())
+      assert.are.same({ 1, 2 }, g:tolist())
+    end
+  end)
+
+  it('keeps its inputs while hooks change the caller\'s table', function()
+    local x = leaf { 1, 2 }
+    local y, inputs = x * 2, { x }
+    y:register_hook(function()
+      inputs[1], x = nil, nil
+      collectgarbage()
+      collectgarbage()
+    end)
+    y:sum():backward { inputs = inputs }
+    assert.is_nil(x)
+  end)
+
 
   it('anomaly names the op and the line of its forward call', function()
     mf.detect_anomaly(function()

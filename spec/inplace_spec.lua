@@ -105,6 +105,43 @@ describe('in-place writes', function()
     assert.is_false(ok)
     assert.truthy(err:find('mul_: a view made inside mf.no_grad', 1, true))
   end)
+  it('refuse a view made while nothing was recorded also when the operand has no gradient', function()
+    local y = mf.tensor({ 1, 2 }, { requires_grad = true }) * 1
+    local v = mf.no_grad(function() return y[0] end)
+    local ok, err = pcall(v.mul_, v, 2)
+    assert.is_false(ok)
+    assert.truthy(err:find('mul_: a view made inside mf.no_grad', 1, true))
+    mf.no_grad(v.mul_, v, 2)
+    assert.are.same({ 2, 2 }, y:tolist())
+  end)
+
+  it('by a detached self are by a constant', function()
+    local x = mf.tensor({ 2, 3 }, { requires_grad = true })
+    local y = x * x
+    y:mul_(y:detach()) -- the gradient is 2 x c, c = x^2
+    local g = mf.grad(y:sum(), { x }, { create_graph = true })[1]
+    assert.are.same({ 16, 54 }, g:tolist())
+    assert.are.same({ 8, 18 }, mf.grad(g:sum(), { x })[1]:tolist())
+  end)
+
+  it('know views from memory that is no longer theirs', function()
+    local function refused(f, text)
+      local ok, err = pcall(f)
+      assert.is_false(ok)
+      assert.truthy(err:find(text, 1, true), err)
+    end
+    local w = mf.ones(2):requires_grad_()
+    refused(function() mf.zeros(4)[{ { 2, 4 } }].data = mf.zeros(100) end, 'a view cannot get other data')
+    local base = mf.zeros(4)
+    local v = base[{ { 2, 4 } }]
+    base.data = mf.zeros(1)
+    refused(function() v:mul_(w) end, 'got other memory')
+    base = mf.zeros(4)
+    base[{ { 2, 4 } }] = w
+    base.data = mf.zeros(1)
+    refused(function() base:sum():backward() end, 'does not lie in what is now its base')
+  end)
+
 
   it('move the gradient that a tensor keeps', function()
     local x = mf.tensor({ 1, 2 }, { requires_grad = true })

@@ -126,6 +126,17 @@ describe('row-sparse gradients', function()
     lookup(w * 3, { 2 }, { { 1, 2 } }):backward()
     assert.are.same({ 30, 60 }, w.grad:tolist()[3])
   end)
+  it('belong to their leaf alone, with their ids', function()
+    local leaf, ids, seen = mf.zeros(5, 2):requires_grad_(), mf.tensor({ 1, 3 }, { dtype = mf.int64 }), nil
+    leaf:register_hook(function(g) seen = g end)
+    mf.embedding(ids, leaf, { sparse = true }):sum():backward()
+    leaf.grad:mul_(10)
+    ids:fill_(4)
+    assert.are.same({ 1, 3 }, leaf.grad.ids:tolist())
+    assert.are.same({ { 10, 10 }, { 10, 10 } }, leaf.grad.values:tolist())
+    assert.are.same({ { 1, 1 }, { 1, 1 } }, seen.values:tolist())
+  end)
+
 
   it('are clipped by their norm, and train', function()
     lookup(w, { 1, 1 }, { { 3, 0 }, { 0, 4 } }):backward()

@@ -198,7 +198,6 @@ static int run_node(Pass *p, Node *n, Tensor *const *gout) {
 
 /* Whether g can become t's gradient without a copy: nobody else sees it, and it lies as t does. */
 static bool can_steal(const Tensor *t, const Tensor *g) {
-  if (tensor_is_rows(g)) return true;
   return is_own(g) && shape_equal(t->m.ndim, t->m.stride, g->m.ndim, g->m.stride) &&
          (!g->ag || !g->ag->base);
 }
@@ -207,8 +206,9 @@ int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
   Autograd *ag = tensor_autograd(t);
   if (!ag) return MF_ENOMEM;
   if (!ag->grad) {
-    bool steal = create_graph || can_steal(t, g);
-    ag->grad = steal ? tensor_retain(g) : eager_op(E, OP_clone, 1, &g, NULL);
+    ag->grad = tensor_is_rows(g) ? sparse_own(E, g)
+               : can_steal(t, g) ? tensor_retain(g)
+                                 : eager_op(E, OP_clone, 1, &g, NULL);
     return ag->grad ? 0 : MF_ENOMEM;
   }
   if (!create_graph && ag->grad->storage && !tensor_requires_grad(ag->grad))
@@ -325,14 +325,10 @@ static int run_visit(Pass *p, int at) {
 }
 
 static int drain(Pass *p) {
-  Context *context = p->E->context;
   int rc = 0;
   while (p->space->heap.n && !rc) {
-    if (atomic_load_explicit(&context->interrupted, memory_order_relaxed)) {
-      atomic_store(&context->interrupted, false);
-      return err_set(MF_EINTR, "interrupted");
-    }
-    rc = run_visit(p, heap_pop(p->space));
+    if (eager_has_interrupt(p->E)) rc = eager_interrupted(p->E);
+    if (!rc) rc = run_visit(p, heap_pop(p->space));
   }
   return rc;
 }

@@ -229,8 +229,8 @@ static int run_writing(Eager *E, EagerCall *c, bool tracked) {
   return rc;
 }
 
-static int interrupted(Eager *E) {
-  atomic_store(&E->context->interrupted, false);
+int eager_interrupted(Eager *E) {
+  if (E->background || !atomic_exchange(&E->context->interrupted, false)) return 0;
   return err_set(MF_EINTR, "interrupted");
 }
 
@@ -240,9 +240,9 @@ int eager_run(Eager *E, EagerCall *c) {
   c->cap_out = 4;
   c->original = NULL;
   c->recorded = false;
-  if (atomic_load_explicit(&E->context->interrupted, memory_order_relaxed)) return interrupted(E);
-  bool tracked = false, rows = false;
-  int rc = check_inputs(E, c, &tracked, &rows);
+  bool tracked = false, rows = false, stop = eager_has_interrupt(E);
+  int rc = stop ? eager_interrupted(E) : 0;
+  if (!rc) rc = check_inputs(E, c, &tracked, &rows);
   tracked &= E->grad_enabled && !(c->op->spec[0]->flags & OP_NO_GRAD);
   if (!rc && rows) rc = sparse_call(E, c);
   else if (!rc) rc = c->into || c->op->n_mutated ? run_writing(E, c, tracked) : run(E, c, tracked);

@@ -122,6 +122,7 @@ struct Eager {
   bool grad_enabled, anomaly;
   int device;        /* where tensors without inputs are made */
   bool retaining;    /* the backward pass that runs leaves the graph for another */
+  bool background;   /* a worker's: interrupts are for the state that waits for it */
   bool closed;       /* destroyed, but tensors are left */
   bool freeing;      /* tape_node_release is at work */
   int isa;           /* index into Op.spec */
@@ -140,6 +141,12 @@ void eager_free(Eager *E);             /* of eager_destroy and the last tensor *
 Eager *eager_create(Context *context); /* NULL when out of memory */
 /* Its memory goes back when its last tensor is gone. */
 void eager_destroy(Eager *E);
+
+/* Whether somebody wants this thread to stop; then a code with the error set, once. */
+static inline bool eager_has_interrupt(const Eager *E) {
+  return atomic_load_explicit(&E->context->interrupted, memory_order_relaxed);
+}
+int eager_interrupted(Eager *E);
 
 /* Calls an op through the current interpreter. On failure nothing is left in the call. */
 static inline int eager_call(Eager *E, EagerCall *c) {

@@ -154,6 +154,25 @@ Tensor *sparse_coalesce(Eager *E, Tensor *t) {
   return merged;
 }
 
+static bool is_own(const Tensor *t) {
+  return t->refs == 1 && meta_is_contiguous(&t->m) &&
+         atomic_load_explicit(&t->storage->refs, memory_order_acquire) == 1;
+}
+
+static Tensor *own_copy(Eager *E, Tensor *t) {
+  return is_own(t) ? tensor_retain(t) : eager_op(E, OP_clone, 1, &t, NULL);
+}
+
+Tensor *sparse_own(Eager *E, Tensor *t) {
+  bool own = t->refs == 1 && is_own(t->row_ids) && is_own(t->row_values);
+  if (own) return tensor_retain(t);
+  Tensor *ids = own_copy(E, t->row_ids), *values = ids ? own_copy(E, t->row_values) : NULL;
+  Tensor *copy = values ? make(ids, values, t->m.shape[0]) : NULL;
+  tensor_release(ids);
+  tensor_release(values);
+  return copy;
+}
+
 int sparse_zero(Eager *E, Tensor *t) {
   static const int64_t none[1] = {0};
   Tensor *ids = tensor_create(E, I64, 1, none, t->m.device),

@@ -14,6 +14,9 @@ Tensor *sparse_alias(const Tensor *t);
 /* Sorted ids without repeats; t itself, with one more count, when it is so. */
 Tensor *sparse_coalesce(Eager *E, Tensor *t);
 Tensor *sparse_to_dense(Eager *E, Tensor *t);
+/* As t, but that nobody else sees or can write its ids and values: t itself, with one more count,
+ * when it is so and the caller's count is the only one. */
+Tensor *sparse_own(Eager *E, Tensor *t);
 /* No row is left. */
 int sparse_zero(Eager *E, Tensor *t);
 

@@ -203,6 +203,15 @@ static int save(Saved *s, Tensor *t, bool is_input) {
   return is_input && ag && ag->node ? tape_attach(s->t, ag->node, ag->output) : 0;
 }
 
+/* Keeps what input t was before the call wrote into it: the contents of `original`, and the node
+ * that t had, which need not be that of the written tensor (t may be detached from it). */
+static int save_original(Saved *s, Tensor *original, Tensor *t) {
+  s->version = storage_version(original->storage);
+  s->t = tensor_alias(original);
+  if (!s->t) return MF_ENOMEM;
+  return t->ag && t->ag->node ? tape_attach(s->t, t->ag->node, t->ag->output) : 0;
+}
+
 /* What the gradient lines of these params (bits) read. */
 static void reads_of(const Op *op, uint32_t needed, uint32_t *ins, uint32_t *outs) {
   *ins = *outs = 0;
@@ -226,7 +235,10 @@ int tape_keep_original(Eager *E, EagerCall *c) {
   for (int k = 0; k < c->n_in && written; k++) {
     if (!c->in[k] || c->in[k]->storage != written->storage || !(ins >> param_of(c, k) & 1))
       continue;
+    bool enabled = E->grad_enabled;
+    E->grad_enabled = false;
     c->original = eager_op(E, OP_clone, 1, &written, NULL);
+    E->grad_enabled = enabled;
     return c->original ? 0 : MF_ENOMEM;
   }
   return 0;
@@ -238,8 +250,9 @@ static int save_for_backward(EagerCall *c, Node *n, uint32_t ins, uint32_t outs)
   int rc = 0;
   for (int k = 0; k < c->n_in && ins && !rc; k++) {
     if (!c->in[k] || !(ins >> param_of(c, k) & 1)) continue;
-    bool overwritten = written && c->in[k]->storage == written->storage;
-    rc = save(&n->saved[k], overwritten ? c->original : c->in[k], true);
+    if (written && c->in[k]->storage == written->storage)
+      rc = save_original(&n->saved[k], c->original, c->in[k]);
+    else rc = save(&n->saved[k], c->in[k], true);
   }
   for (int k = 0; k < c->n_out && outs && !rc; k++)
     if (outs >> (c->op->n_outputs < 0 ? 0 : k) & 1)

@@ -101,8 +101,9 @@ struct Node {
 
 const char *tape_node_name(const Node *n);
 
-/* Before an in-place call: refuses one that would lose a gradient. */
-int tape_check_inplace(EagerCall *call, Tensor *written);
+/* Before an in-place call while gradients are recorded: refuses one that would lose a gradient.
+ * `tracked`: an input requires one. */
+int tape_check_inplace(EagerCall *call, Tensor *written, bool tracked);
 /* Before an in-place call: keeps a copy of what will be overwritten in call->original, where a
  * gradient line will read it. */
 int tape_keep_original(Eager *E, EagerCall *call);

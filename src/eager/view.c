@@ -31,6 +31,10 @@ static void list_set(IntList *list, int n, const int64_t *v) {
 }
 
 static Geometry *geometry(const Tensor *view, const Tensor *base) {
+  if (view->storage != base->storage) {
+    err_set(MF_EINVAL, "a view is used whose base got other memory by .data since; make it anew");
+    return NULL;
+  }
   if (!shape_is_dense(base->m.ndim, base->m.shape, base->m.stride)) {
     err_set(MF_EUNSUPPORTED,
             "in-place write with a gradient through a view of memory with gaps; clone it first");
@@ -78,11 +82,11 @@ static bool is_tracked_leaf(const Tensor *t) {
   return t->ag && t->ag->requires_grad && !t->ag->node;
 }
 
-int tape_check_inplace(EagerCall *c, Tensor *t) {
+int tape_check_inplace(EagerCall *c, Tensor *t, bool tracked) {
   Tensor *base = tensor_base(t);
   if (is_tracked_leaf(t)) return refuse_leaf(c, "a leaf");
   if (is_tracked_leaf(base)) return refuse_leaf(c, "a view of a leaf");
-  if (t->blind && base != t)
+  if (t->blind && base != t && (tracked || tensor_requires_grad(base)))
     return err_set(
         MF_EINVAL,
         "%s%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "

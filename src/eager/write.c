@@ -65,7 +65,11 @@ static int check_written(EagerCall *c, Tensor *t) {
 }
 
 static int check_tracked(EagerCall *c, Tensor *t) {
-  return tape_check_inplace(c, t);
+  return tape_check_inplace(c, t, true);
+}
+
+static int check_untracked(EagerCall *c, Tensor *t) {
+  return tape_check_inplace(c, t, false);
 }
 
 static int count(EagerCall *c, Tensor *t) {
@@ -75,7 +79,7 @@ static int count(EagerCall *c, Tensor *t) {
 
 int call_before_write(Eager *E, EagerCall *c, bool tracked) {
   int rc = each_written(c, check_written);
-  if (!rc && tracked) rc = each_written(c, check_tracked);
+  if (!rc && E->grad_enabled) rc = each_written(c, tracked ? check_tracked : check_untracked);
   if (!rc && tracked) rc = tape_keep_original(E, c);
   return rc;
 }

@@ -87,8 +87,22 @@ OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .inf
 
 /* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it
  * addresses in the base. */
+/* The view (size, stride, offset) must lie in x. */
+static int check_geometry(const Infer *I, const IntList *size, const IntList *stride,
+                          int64_t offset) {
+  int64_t low, high;
+  if (size->n != stride->n || size->n > MF_MAX_DIMS)
+    return err_set(MF_EINVAL, "%s: size and stride must have one length", I->op->name);
+  shape_extent((int)size->n, size->v, stride->v, &low, &high);
+  if (shape_numel((int)size->n, size->v) == 0) return 0;
+  if (offset + low >= 0 && offset + high < meta_numel(I->in[0])) return 0;
+  return err_set(MF_EINVAL, "%s: the view does not lie in what is now its base", I->op->name);
+}
+
 static int slice_base_infer(Infer *I) {
   const struct slice_base_args *a = I->args;
+  int rc = check_geometry(I, &a->size, &a->stride, a->offset);
+  if (rc) return rc;
   return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
@@ -129,7 +143,12 @@ OP(slice_base,
 
 static int scatter_base_infer(Infer *I) {
   const struct scatter_base_args *a = I->args;
-  int rc = infer_same(I);
+  const Meta *src = I->in[1];
+  int rc = check_geometry(I, &a->size, &a->stride, a->offset);
+  if (rc) return rc;
+  if (!shape_equal(src->ndim, src->shape, (int)a->size.n, a->size.v))
+    return err_set(MF_EINVAL, "scatter_base: src has not the view's shape");
+  rc = infer_same(I);
   if (!rc) memcpy(I->last->stride, a->base_stride.v, sizeof(int64_t) * (size_t)I->last->ndim);
   return rc;
 }
