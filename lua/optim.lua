@@ -124,7 +124,7 @@ local function state_of(self, group, p)
   if not s then
     s = { step = 0 }
     for _, name in ipairs(self.states(group)) do
-      s[name] = self.initial and self.initial(group, p) or mf.zeros_like(p)
+      s[name] = mf._keep(self.initial and self.initial(group, p) or mf.zeros_like(p))
     end
     self.state[p] = s
   end
@@ -243,7 +243,7 @@ local function load_state(self, group, p, s, n)
       fail('%s: %s of parameter %d must be a tensor of shape %s, is %s', self._name, name, n,
         tostring(p.shape), have)
     end
-    copy[name] = mf.empty_like(p):copy_(t)
+    copy[name] = mf._keep(mf.empty_like(p):copy_(t))
   end
   return copy
 end

@@ -93,6 +93,13 @@ describe('mf.Function', function()
     for _ = 1, 3 do collectgarbage() end
     assert.is_nil(next(weak))
   end)
+  it('may be subscripted', function()
+    local x = leaf { 1, 2 }
+    local y = Cube(x, 1)
+    y[1]:backward()
+    assert.are.same({ 0, 12 }, x.grad:tolist())
+  end)
+
 
   it('refuses what changed, what is gone and what is no gradient', function()
     local function refused(f, text)

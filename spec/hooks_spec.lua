@@ -92,6 +92,43 @@ describe('hooks', function()
     assert.is_true(ran)
     assert.are.same({ 1 }, w.grad:tolist())
   end)
+  it('reach what subscripts take, and where they are assigned', function()
+    local places = mf.tensor({ 0, 2 }, { dtype = mf.int64 })
+    for _, take in ipairs { function(y) return y[1] end, function(y) return y[{ { 0, 2 } }] end,
+      function(y) return y[places] end, function(y) return y[y:gt(2)] end } do
+      local y, ran = leaf { 1, 2, 3 } * 1, 0
+      y:register_hook(function() ran = ran + 1 end)
+      local part = take(y)
+      y = nil -- luacheck: ignore
+      collect()
+      part:sum():backward()
+      assert.are.equal(1, ran)
+    end
+    for _, put in ipairs { function(z, y) z[{ { 0, 2 } }] = y end, function(z, y) z[places] = y end,
+      function(z, y) z:index_put_({ places }, y, { accumulate = true }) end } do
+      local x, z, ran = leaf { 1, 2 }, mf.zeros(3), 0
+      x:register_hook(function() ran = ran + 1 end)
+      put(z, x * 1)
+      collect()
+      z:sum():backward()
+      assert.are.equal(1, ran)
+    end
+  end)
+
+  it('end with a tensor that C kept, also after the coroutine that made it', function()
+    for _ = 1, 20 do
+      do
+        local w, base = leaf { 1, 1 }, mf.zeros(4) * 1
+        w:register_hook(print)
+        local view = base[{ { 0, 2 } }]
+        view:add_(w) -- the base is pinned
+      end
+      coroutine.wrap(function() mf.ones(1) end)()
+      collect()
+      for _ = 1, 50 do coroutine.create(print) end
+    end
+  end)
+
 
   it('run again in gradients of gradients', function()
     local x, count = leaf { 3 }, 0

@@ -85,6 +85,30 @@ describe('optim', function()
     assert.equal(9, loss:item())
     assert.equal(0, a:item())
   end)
+  it('keeps its state beyond the scope of a step', function()
+    local made = {}
+    for _, name in ipairs { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Adadelta', 'Adamax' } do
+      local o = { lr = 0.1, momentum = (name == 'SGD' or name == 'RMSprop') and 0.9 or nil }
+      local w, v = param(1, 2), param(1, 2)
+      local scoped, plain = optim[name]({ w }, o), optim[name]({ v }, o)
+      for _ = 1, 3 do
+        mf.scope(function()
+          scoped:zero_grad();
+          (w * w):sum():backward()
+          scoped:step()
+        end)
+        plain:zero_grad();
+        (v * v):sum():backward()
+        plain:step()
+      end
+      assert.are.same(v:tolist(), w:tolist())
+      mf.scope(function() scoped:load_state_dict(plain:state_dict()) end)
+      scoped:step()
+      made[#made + 1] = scoped
+    end
+    assert.are.equal(7, #made)
+  end)
+
 
   it('says what is wrong with its arguments', function()
     fails("the list of parameters is empty", optim.SGD, {})

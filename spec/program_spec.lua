@@ -368,4 +368,16 @@ describe('the prompt', function()
     assert.truthy(out:find('42', 1, true))
     assert.equal(0, rc)
   end)
+
+  it('ends when a finalizer uses tensors after the module was closed', function()
+    expect([[$M -e '
+      local p = newproxy(true)
+      local mf, x
+      getmetatable(p).__gc = function()
+        print(pcall(function() return mf.ones(2) end))
+        print(pcall(function() return x.shape end))
+      end
+      mf = require "moonflow"
+      x = mf.ones(1)' | grep -c "false.*the Lua state is closing"]], '2\n')
+  end)
 end)

@@ -130,6 +130,23 @@ describe('mf.tensor', function()
     for _ = 1, 5000 do deep = { deep } end
     fails('nested deeper than', mf.tensor, deep)
   end)
+  it('is not confused by a tostring that changes the data', function()
+    local ffi, global = require 'ffi', tostring
+    local function mislead(data, change)
+      _G.tostring = function(v)
+        change(data)
+        return global(v)
+      end
+      local ok, err = pcall(mf.tensor, data)
+      _G.tostring = global
+      assert.is_false(ok)
+      assert.truthy(err:find('data[2] is', 1, true), err)
+    end
+    local one = ffi.new('int64_t', 1)
+    mislead({ one, one, one }, function(data) data[2] = { 1 } end)
+    mislead({ { one }, { one } }, function(data) data[2] = 5 end)
+  end)
+
 
   it('reads its options', function()
     is(mf.tensor({ 1 }, { dtype = 'int64' }), 'int64', { 1 }, { 1 })

@@ -240,6 +240,27 @@ static void two_states_share_a_context(void) {
   CHECK(!mf_dostring(state, "assert(require 'moonflow'.tensor { 1 })", "c"), "%s", mf_last_error());
 }
 
+/* A loss that C holds between two calls has the hooks of what it was made from. */
+static void hooks_live_with_tensors_that_c_holds(void) {
+  mf_value loss, ran;
+  CHECK(!mf_dostring(state,
+                     "local mf = require 'moonflow' ran = 0\n"
+                     "function forward()\n"
+                     "  local x = mf.ones(2):requires_grad_()\n"
+                     "  local y = x * 2\n"
+                     "  y:register_hook(function() ran = ran + 1 end)\n"
+                     "  return y:sum()\n"
+                     "end\n"
+                     "function backward(loss) collectgarbage() loss:backward() return ran end",
+                     "c"),
+        "%s", mf_last_error());
+  CHECK(!mf_call(state, "forward", 0, NULL, 1, &loss), "%s", mf_last_error());
+  CHECK(!mf_dostring(state, "collectgarbage() collectgarbage()", "c"), "%s", mf_last_error());
+  CHECK(!mf_call(state, "backward", 1, &loss, 1, &ran), "%s", mf_last_error());
+  CHECK(ran.as.number == 1, "%g", ran.as.number);
+  mf_tensor_release(loss.as.tensor);
+}
+
 int main(void) {
   mf_state_config config = {.struct_size = sizeof config, .ignore_environment = true};
   if (mf_context_create(NULL, &context) || mf_state_create(context, &config, &state)) {
@@ -256,6 +277,7 @@ int main(void) {
   RUN(interrupts);
   RUN(two_contexts_in_two_threads);
   RUN(two_states_share_a_context);
+  RUN(hooks_live_with_tensors_that_c_holds);
   mf_state_destroy(state);
   mf_context_destroy(context);
   return check_end();

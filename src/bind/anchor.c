@@ -29,6 +29,12 @@ static double key_of(uint64_t seq, int output) {
 
 /* -- Anchors of values ------------------------------------------------------------------------- */
 
+/* A tensor may get a second userdata (C kept it), whose environment is what Lua gave it. */
+static bool is_foreign(lua_State *L, int environment) {
+  return lua_rawequal(L, environment, LUA_ENVIRONINDEX) ||
+         lua_rawequal(L, environment, LUA_GLOBALSINDEX);
+}
+
 /* Pushes the anchor of the tensor at an index; false and nothing when it has none. */
 static bool push_anchor(State *S, lua_State *L, int index) {
   Tensor *t = bind_to_tensor(S, L, index);
@@ -40,6 +46,9 @@ static bool push_anchor(State *S, lua_State *L, int index) {
     lua_remove(L, -2);
   } else {
     lua_getfenv(L, index);
+    if (!is_foreign(L, -1)) return true;
+    lua_pop(L, 1);
+    return false;
   }
   return true;
 }
@@ -60,15 +69,26 @@ static void set_anchor(State *S, lua_State *L, Tensor *t, int index) {
   S->has_anchors = true;
 }
 
+void bind_pin(State *S, lua_State *L, int index) {
+  Tensor *t = bind_to_tensor(S, L, index);
+  if (t->pinned) return;
+  bool any = push_anchor(S, L, index);
+  t->pinned = true;
+  if (any) set_anchor(S, L, t, index);
+}
+
 static void unpin(void *ud, Tensor *t) {
   State *S = ud;
-  lua_State *L = S->L;
-  if (!lua_checkstack(L, 3)) return;
+  lua_State *L = S->aside;
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->anchor_pins);
   lua_pushlightuserdata(L, t);
-  lua_pushnil(L);
-  lua_rawset(L, -3);
-  lua_pop(L, 1);
+  lua_rawget(L, -2);
+  if (!lua_isnil(L, -1)) { /* else a new key would be made */
+    lua_pushlightuserdata(L, t);
+    lua_pushnil(L);
+    lua_rawset(L, -4);
+  }
+  lua_pop(L, 2);
 }
 
 /* Adds the anchor at the top to the list at `list`, unless it is there. Pops it. */
@@ -340,6 +360,7 @@ static void anchor_gradients(State *S, lua_State *L, const Pass *pass) {
 int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n) {
   int top = lua_gettop(L);
   int list = S->has_anchors ? push_anchors(S, L, first, n) : 0;
+  S->L = L;
   if (!list || !lua_objlen(L, list)) {
     int (*was)(void *, Node *, Tensor **) = S->E->owner.hook;
     S->E->owner.hook = NULL;
@@ -355,6 +376,7 @@ int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n) {
   join(L);
   pass.root = luaL_ref(L, LUA_REGISTRYINDEX);
   S->pass = &pass;
+  S->L = L;
   int (*was)(void *, Node *, Tensor **) = S->E->owner.hook;
   S->E->owner.hook = hook;
   int rc = tape_backward(S->E, b);

@@ -212,11 +212,14 @@ static Tensor **read_tensors(State *S, lua_State *L, int index, const char *func
                luaL_typename(L, index));
   *n = one ? 1 : (int)lua_objlen(L, index);
   Tensor **list = lua_newuserdata(L, sizeof *list * (size_t)(*n + 1));
+  lua_createtable(L, *n, 0); /* keeps them, since hooks may change the caller's */
   for (int k = 0; k < *n; k++) {
-    if (!one) lua_rawgeti(L, index, k + 1);
-    list[k] = one ? bind_to_tensor(S, L, index) : bind_check_tensor(S, L, -1, function, arg);
-    if (!one) lua_pop(L, 1);
+    if (one) lua_pushvalue(L, index);
+    else lua_rawgeti(L, index, k + 1);
+    list[k] = bind_check_tensor(S, L, -1, function, arg);
+    lua_rawseti(L, -2, k + 1);
   }
+  lua_setfenv(L, -2);
   return list;
 }
 

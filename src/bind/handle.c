@@ -218,10 +218,12 @@ static int collect(lua_State *L) {
 static void reclaim(void *ud) {
   State *S = ud;
   S->E->charged = 0;
-  if (!lua_checkstack(S->L, LUA_MINSTACK)) return;
-  int top = lua_gettop(S->L);
-  lua_cpcall(S->L, collect, NULL);
-  lua_settop(S->L, top);
+  lua_State *L = S->L;
+  if (!lua_checkstack(L, LUA_MINSTACK)) return;
+  int top = lua_gettop(L);
+  lua_cpcall(L, collect, NULL);
+  lua_settop(L, top);
+  S->L = L;
 }
 
 /* -- Opening ----------------------------------------------------------------------------------- */

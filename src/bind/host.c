@@ -215,6 +215,7 @@ static void take_value(lua_State *L, int index, mf_value *v, int i) {
   State *S = bind_find_state(L);
   Tensor *t = S ? bind_to_tensor(S, L, index) : NULL;
   if (t) {
+    bind_pin(S, L, index);
     v->kind = MF_TENSOR;
     v->as.tensor = (mf_tensor *)tensor_retain(t);
     return;

@@ -326,6 +326,7 @@ int bind_index(lua_State *L) {
   clear(&s);
   if (rc) return bind_raise(L);
   bind_push(S, L, y);
+  if (x->anchored && tensor_requires_grad(y)) bind_anchor(S, L, lua_gettop(L), 1, 1);
   return 1;
 }
 
@@ -402,6 +403,8 @@ static int put(State *S, lua_State *L, Tensor *x, int key, int index, bool accum
   if (!rc) rc = assign(&s, &value, accumulate);
   tensor_release(value);
   clear(&s);
+  Tensor *given = rc ? NULL : bind_to_tensor(S, L, index);
+  if (given && given->anchored && tensor_requires_grad(x)) bind_anchor(S, L, 1, index, 1);
   return rc;
 }
 

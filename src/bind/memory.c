@@ -23,6 +23,17 @@ static int scope(lua_State *L) {
   return rc ? lua_error(L) : n;
 }
 
+/* mf._keep(tensor): it outlives the scopes around, as what an optimiser or a layer keeps must. */
+static int keep(lua_State *L) {
+  State *S = bind_state(L);
+  bind_check_tensor(S, L, 1, "_keep", "the argument");
+  Handle *h = bind_to_handle(S, L, 1);
+  if (h->scope) S->scope.at[h->scope - 1] = NULL;
+  h->scope = 0;
+  lua_settop(L, 1);
+  return 1;
+}
+
 static Device *device_at(State *S, lua_State *L, int index, const char *function) {
   int64_t type = DEVICE_CPU;
   if (!lua_isnoneornil(L, index) && bind_read_device(S, L, index, function, "device", &type))
@@ -102,6 +113,7 @@ static int memory_usage(lua_State *L) {
 
 void bind_open_memory(State *S, lua_State *L) {
   bind_function(S, L, "scope", scope);
+  bind_function(S, L, "_keep", keep);
   bind_function(S, L, "memory_stats", memory_stats);
   bind_function(S, L, "empty_cache", empty_cache);
   bind_function(S, L, "reset_peak_memory", reset_peak_memory);

@@ -49,6 +49,8 @@ static State *state_create(lua_State *L) {
   if (S->context) S->E = eager_create(S->context);
   S->L = L;
   if (!S->E) luaL_error(L, "moonflow: out of memory");
+  S->aside = lua_newthread(L);
+  luaL_ref(L, LUA_REGISTRYINDEX); /* lives as long as the state */
   lua_setfield(L, LUA_REGISTRYINDEX, state_key);
   return S;
 }
@@ -100,6 +102,7 @@ static void open_core(State *S, lua_State *L) {
 
 MF_LUA_API int luaopen_moonflow(lua_State *L) {
   State *S = bind_find_state(L);
+  if (S && !S->E) return luaL_error(L, "moonflow: the Lua state is closing");
   lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
   if (!S) {
     S = state_create(L);

@@ -25,7 +25,8 @@ typedef struct Handle {
 enum { LINE_HANDLES = 32 };
 
 struct State {
-  lua_State *L; /* the coroutine that called in last */
+  lua_State *L;     /* the coroutine that called in last; only for what that call runs */
+  lua_State *aside; /* a thread on which nothing runs, for tables when no call is at hand */
   Eager *E;
   Context *context;
   VEC(Handle *) scope; /* handles made since scopes began; NULL: collected or released */
@@ -48,8 +49,11 @@ struct State {
   int wheres;    /* reference: lines of the user's program, for anomaly mode */
 };
 
+/* Of the function that runs. Finalizers of the user's may run when the Lua state closes and the
+ * State is gone; they get an error. */
 static inline State *bind_state(lua_State *L) {
   State *S = lua_touserdata(L, lua_upvalueindex(1));
+  if (__builtin_expect(!S->E, 0)) luaL_error(L, "moonflow: the Lua state is closing");
   S->L = L;
   return S;
 }
@@ -143,6 +147,8 @@ int bind_raise_kept(State *S, lua_State *L, int code);
 /* The value at `index` was made from those at the n indices from `first` (tensors, or tables of
  * them), some anchored: hooks on what it was made from live as long as it. */
 void bind_anchor(State *S, lua_State *L, int index, int first, int n);
+/* The tensor at `index` has hooks as long as it lives, for C keeps it without its userdata. */
+void bind_pin(State *S, lua_State *L, int index);
 /* Runs a pass whose roots are at the n indices from `first`, as bind_anchor takes them. */
 int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n);
 

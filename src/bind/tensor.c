@@ -184,6 +184,9 @@ static int set_data(State *S, lua_State *L, Tensor *t) {
   Tensor *src = bind_check_tensor(S, L, 3, "data", "the new data");
   if (!src->storage)
     return bind_error(L, "data: a row-sparse tensor cannot be the data of another");
+  if (t->ag && t->ag->base)
+    return bind_error(L,
+                      "data: a view cannot get other data; its base can, or write x:copy_(data)");
   if (t->ag && t->ag->requires_grad && !dtype_is_float((DType)src->m.dtype))
     return bind_error(L, "data: only float tensors have gradients, the new data is %s",
                       dtype_name((DType)src->m.dtype));
@@ -305,6 +308,7 @@ static int method_data_ptr(lua_State *L) {
   Tensor *t = self(L, "data_ptr");
   if (!t->storage || !tensor_has_data(t))
     return bind_error(L, "data_ptr: the tensor has no memory");
+  if (storage_is_freed(t->storage)) return bind_error(L, "data_ptr: the tensor was freed");
   lua_pushlightuserdata(L, tensor_data(t));
   return 1;
 }

@@ -150,6 +150,7 @@ static int put_element(Nest *n, int d) {
     dtype_set_i64(n->dtype, n->out, i);
   } else {
     double f;
+    if (!is_element(n, -1)) return not_a_value(n, d);
     int rc = tensor_item(bind_to_tensor(n->S, L, -1), &f, &i);
     if (rc) return rc;
     if (dtype_is_float(n->dtype)) dtype_set_f64(n->dtype, n->out, f);
@@ -161,6 +162,7 @@ static int put_element(Nest *n, int d) {
 
 static int fill(Nest *n, int d) {
   if (d == n->ndim) return put_element(n, d);
+  if (lua_type(n->L, -1) != LUA_TTABLE) return not_a_value(n, d);
   int rc = 0;
   for (n->at[d] = 0; n->at[d] < n->shape[d] && !rc; n->at[d]++) {
     lua_rawgeti(n->L, -1, (int)n->at[d] + 1);

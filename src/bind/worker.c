@@ -259,7 +259,9 @@ static int worker_main(lua_State *L) {
   lua_pushliteral(L, "moonflow.worker");
   lua_call(L, 1, 1);
   lua_getfield(L, -1, "serve");
-  push_end(bind_find_state(L), L, NULL, true);
+  State *S = bind_find_state(L);
+  S->E->background = true;
+  push_end(S, L, NULL, true);
   pthread_mutex_lock(&link->lock);
   link->refs++;
   pthread_mutex_unlock(&link->lock);
