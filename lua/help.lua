@@ -69,6 +69,7 @@ local function patterns_of(prefix, name)
     ('^%%s*function %s[.:]%s%%('):format(prefix, name),
     ('^%%s*%s%%.%s ='):format(prefix, name),
     ("^filler%%('%s'"):format(name),
+    ("^both%%('%s'"):format(name),
     ("^%%l+%%('%s'"):format(name), -- a maker of classes: activation('GELU', 'gelu', ...)
     ("^product%%('%s'"):format(name),
     ('^%%s*%s%%.%s, '):format(prefix, name),

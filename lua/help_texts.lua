@@ -89,6 +89,23 @@ local texts = {
   ['x:index_put_'] = 'x:index_put_(indices, values): x[indices] = values; returns x.',
 }
 
+-- Second names.
+for name, other in pairs { absolute = 'abs', negative = 'neg', multiply = 'mul', subtract = 'sub',
+  divide = 'div', true_divide = 'div', greater = 'gt', greater_equal = 'ge', less = 'lt', less_equal = 'le',
+  not_equal = 'ne', clip = 'clamp', fix = 'trunc', arccos = 'acos', arcsin = 'asin', arctan = 'atan',
+  arctan2 = 'atan2', arccosh = 'acosh', arcsinh = 'asinh', arctanh = 'atanh', ger = 'outer' } do
+  for _, suffix in ipairs { '', '_' } do
+    texts['x:' .. name .. suffix] = ('x:%s%s(...): see %s%s'):format(name, suffix, other, suffix)
+  end
+  texts[name] = ('mf.%s(...): see %s'):format(name, other)
+end
+for name, other in pairs { concat = 'cat', concatenate = 'cat', numel = 'x:numel', detach = 'x:detach',
+  is_floating_point = 'x:is_floating_point' } do
+  texts[name] = ('mf.%s(...): see %s'):format(name, other)
+end
+texts['x:ndimension'] = 'x:ndimension(): see dim'
+texts['x:nelement'] = 'x:nelement(): see numel'
+
 -- Pairs of names and texts of both mf.NAME(x, ...) and x:NAME(...).
 local both = {
   argmax = 'argmax(dim, {keepdim = false}): the place of the largest element along dim, or in the '

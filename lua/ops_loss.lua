@@ -94,14 +94,29 @@ end
 
 -- -- Probabilities --------------------------------------------------------------------------------
 
+-- What lies outside of [0, 1] makes the loss NaN: only then are the inputs looked at.
+local function check_probabilities(where, loss, inputs)
+  if loss.device == 'meta' then return end
+  local sum = mf.no_grad(function() return loss:sum():item() end)
+  if sum == sum then return end
+  for name, t in pairs(inputs) do
+    local outside = mf.no_grad(function() return t:detach()[t:ge(0):logical_and(t:le(1)):logical_not()] end)
+    if outside:numel() > 0 then
+      local text = '%s: %s holds %g; probabilities are from 0 to 1, and %s_with_logits takes logits'
+      options.fail(text, where, name, outside[0]:item(), where)
+    end
+  end
+end
+
 -- -(t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are cut at -100, as PyTorch does.
 -- Options: weight, reduction.
 function mf.binary_cross_entropy(x, target, o)
   o = options('binary_cross_entropy', o, { weight = none, reduction = 'mean' })
   check_same_shape('binary_cross_entropy', x, target)
   check_reduction('binary_cross_entropy', o.reduction)
-  if not o.weight then return mf._bce_loss(x, target, { reduction = o.reduction }) end
-  return reduce(mf._bce_loss(x, target, { reduction = 'none' }) * o.weight, o.reduction)
+  local loss = mf._bce_loss(x, target, { reduction = o.weight and 'none' or o.reduction })
+  check_probabilities('binary_cross_entropy', loss, { x = x, target = target })
+  return o.weight and reduce(loss * o.weight, o.reduction) or loss
 end
 
 -- The same for logits x, without overflow: (1 - t) x - (1 + (pos_weight - 1) t) log(sigmoid(x)).

@@ -228,6 +228,16 @@ describe('wrong arguments', function()
     fails('GroupNorm: num_channels 5 is not divisible by num_groups 2', function() nn.GroupNorm(2, 5) end)
     fails('Embedding: padding_idx 5 is out of range for 5 rows', function() nn.Embedding(5, 2, { padding_idx = 5 }) end)
     fails('MultiheadAttention: embed_dim 5 is not divisible by num_heads 2', function() nn.MultiheadAttention(5, 2) end)
+    for _, o in ipairs { {}, { reduction = 'sum' }, { reduction = 'none' }, { weight = mf.ones(2) } } do
+      local text = 'probabilities are from 0 to 1, and binary_cross_entropy_with_logits takes logits'
+      local function bce(x, t)
+        return function() return mf.binary_cross_entropy(mf.tensor(x), mf.tensor(t), o) end
+      end
+      fails('binary_cross_entropy: x holds 1.5; ' .. text, bce({ 0.5, 1.5 }, { 1, 0 }))
+      fails('binary_cross_entropy: x holds -0.25; ' .. text, bce({ -0.25, 0.5 }, { 0, 1 }))
+      fails('binary_cross_entropy: x holds ', bce({ 0 / 0, 0.5 }, { 0, 1 }))
+      assert.truthy(bce({ 0, 1 }, { 1, 0 })())
+    end
     fails('CrossEntropyLoss: reduction must be one of', function() nn.CrossEntropyLoss { reduction = 'avg' } end)
     fails('batch_norm', function() nn.BatchNorm1d(3)(mf.ones(1, 3)) end)
   end)

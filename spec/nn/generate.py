@@ -2,7 +2,7 @@
 """Layers and losses of PyTorch as cases for spec/nn_values_spec.lua, and the parameters that its
 optimisers leave after each of 20 steps for spec/optim_values_spec.lua.
 
-    python3 spec/nn/generate.py       writes layers.lua, layers.safetensors, optim.lua, optim.safetensors
+    python3 spec/nn/generate.py       writes layers, more and optim .lua and .safetensors
 
 A case of layers: how the module is made in Lua and in Python, its state before (NAME/state/KEY), inputs
 (NAME/in/K; those of float dtype get a gradient), outputs of each of its calls (NAME/out/K), gradients of
@@ -211,6 +211,106 @@ layer('cosine', 'nn.CosineSimilarity(1, 0.1)', nn.CosineSimilarity(1, 0.1), [ran
 
 save_file(tensors, os.path.join(here, 'layers.safetensors'))
 with open(os.path.join(here, 'layers.lua'), 'w') as f:
+    f.write('return {\n' + '\n'.join(lines) + '\n}\n')
+
+# -- Composed functions of lua/ops_more.lua --------------------------------------------------------------
+tensors, lines = {}, []
+more = []
+
+
+def case(lua, f, *inputs):
+    name = f'{len(more)}'
+    more.append(name)
+    inputs = [i.clone() for i in inputs]
+    for k, x in enumerate(inputs):
+        put(f'{name}/in/{k}', x)
+        if x.is_floating_point():
+            x.requires_grad_()
+    out = f(*inputs)
+    outs = list(out) if isinstance(out, (tuple, list)) else [out]
+    loss = None
+    for k, o in enumerate(outs):
+        put(f'{name}/out/{k}', o)
+        if o.requires_grad:
+            loss = weighed(o) if loss is None else loss + weighed(o)
+    if loss is not None:
+        loss.backward()
+        for k, x in enumerate(inputs):
+            if x.grad is not None:
+                put(f'{name}/grad/{k}', x.grad)
+    lines.append(f"  {{ '{name}', [==[{lua}]==], {len(inputs)}, {len(outs)} }},")
+
+
+T = torch.tensor
+inf, nan = float('inf'), float('nan')
+m34, v4, m43 = randn(3, 4), randn(4), randn(4, 3)
+odd = T([nan, inf, -inf, 2.0, -0.0])
+case('mf.nan_to_num(a)', torch.nan_to_num, odd)
+case('a:nan_to_num(1, {posinf = 5, neginf = -6})', lambda a: torch.nan_to_num(a, 1, 5, -6), odd)
+for name in 'frac', 'deg2rad', 'rad2deg', 'sinc', 'fliplr', 'flipud', 'median', 'nansum', 'nanmean', 'diff':
+    case(f'mf.{name}(a)', getattr(torch, name), m34)
+case('mf.sinc(a)', torch.sinc, T([0.0, 1, 0.5]))
+case('mf.nansum(a, 1)', lambda a: torch.nansum(a, 1), T([[1.0, nan], [nan, nan]]))
+case('a:nanmean(0, {keepdim = true})', lambda a: torch.nanmean(a, 0, keepdim=True), T([[1.0, nan], [3, 5]]))
+case('mf.logit(a)', torch.logit, torch.rand(4))
+case('mf.logit(a, 0.3)', lambda a: torch.logit(a, 0.3), torch.rand(6))
+case('mf.xlogy(a, b)', torch.xlogy, T([0.0, 1, 2]), T([0.5, 2, 3]))
+case('mf.xlogy(a, b)', lambda a, b: torch.xlogy(a, b).detach(), T([0.0, 0]), T([0.0, inf]))
+case('mf.hypot(a, b)', torch.hypot, m34, randn(4))
+case('mf.hypot(a, b)', lambda a, b: torch.hypot(a, b).detach(), T([3e30, 0, inf]), T([4e30, 0, 1]))
+case('mf.logaddexp(a, b)', torch.logaddexp, m34, randn(4))
+case('mf.logaddexp(a, b)', lambda a, b: torch.logaddexp(a, b).detach(), T([1e3, -inf, inf, -inf]), T([1e3, -inf, 1, 2]))
+case('mf.fmax(a, b)', lambda a, b: torch.fmax(a, b).detach(), T([1.0, nan, nan, 4]), T([2.0, 1, nan, nan]))
+case('mf.fmin(a, b)', lambda a, b: torch.fmin(a, b).detach(), T([1.0, nan, nan, 4]), T([2.0, 1, nan, nan]))
+case('mf.copysign(a, b)', torch.copysign, T([1.0, -2, 3, -4]), T([-0.0, 0.0, -5, 5]))
+case('mf.std_mean(a, 1)', lambda a: torch.std_mean(a, 1), m34)
+case('mf.var_mean(a, 0, {keepdim = true})', lambda a: torch.var_mean(a, 0, keepdim=True), m34)
+case('mf.aminmax(a)', lambda a: torch.aminmax(a), m34)
+case('mf.aminmax(a, {dim = 1, keepdim = true})', lambda a: torch.aminmax(a, dim=1, keepdim=True), m34)
+case('mf.kthvalue(a, 2)', lambda a: torch.kthvalue(a, 2), m34)
+case('a:kthvalue(3, 0, true)', lambda a: torch.kthvalue(a, 3, 0, True), m34)
+case('a:kthvalue(1)', lambda a: torch.kthvalue(a, 1), T(2.5))
+case('mf.median(a, 1)', lambda a: torch.median(a, 1), m34)
+case('mf.median(a, {dim = 0, keepdim = true})', lambda a: torch.median(a, 0, keepdim=True), m34)
+case('mf.median(a)', torch.median, T([3, 1, 2, 2]))
+case('mf.median(a, 1)', lambda a: [o.detach() for o in torch.median(a, 1)], T([[1.0, nan, 2], [3, 1, 2]]))
+case('mf.dist(a, b)', torch.dist, m34, randn(3, 4))
+case('mf.dist(a, b, 1)', lambda a, b: torch.dist(a, b, 1), m34, randn(3, 4))
+case('mf.trace(a)', torch.trace, m34)
+for d in -2, 0, 1:
+    case(f'mf.diag(a, {d})', lambda a: torch.diag(a, d), v4)
+    case(f'mf.diag(a, {d})', lambda a: torch.diag(a, d), m34)
+case('mf.inner(a, b)', torch.inner, m34, randn(2, 4))
+case('mf.inner(a, b)', torch.inner, v4, randn(4))
+case('mf.vdot(a, b)', torch.vdot, v4, randn(4))
+case('mf.baddbmm(a, b, c, {beta = 0.5, alpha = 2})', lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=2),
+     randn(2, 3, 5), randn(2, 3, 4), randn(2, 4, 5))
+case('mf.addmv(a, b, c, {beta = 0.5, alpha = 2})', lambda a, b, c: torch.addmv(a, b, c, beta=0.5, alpha=2),
+     randn(3), m34, v4)
+case('mf.kron(a, b)', torch.kron, randn(2, 3), randn(2, 2))
+case('mf.kron(a, b)', torch.kron, randn(2), randn(3, 2, 2))
+case('mf.tensordot(a, b)', torch.tensordot, randn(2, 3, 4), randn(3, 4, 2))
+case('mf.tensordot(a, b, {dims = 1})', lambda a, b: torch.tensordot(a, b, 1), randn(2, 3), randn(3, 4, 2))
+case('mf.tensordot(a, b, {dims = {{0, -1}, {2, 1}}})', lambda a, b: torch.tensordot(a, b, ([0, -1], [2, 1])),
+     randn(2, 3, 4), randn(5, 4, 2))
+for name in 'hstack', 'vstack', 'column_stack':
+    case(f'mf.{name}({{a, b}})', lambda *a: getattr(torch, name)(a), v4, randn(4))
+    case(f'mf.{name}(a, b)', lambda *a: getattr(torch, name)(a), m34, randn(3, 4))
+for k in range(-1, 4):
+    case(f'mf.rot90(a, {k})', lambda a: torch.rot90(a, k), m34)
+case('mf.rot90(a, 1, {1, 2})', lambda a: torch.rot90(a, 1, (1, 2)), randn(2, 3, 4))
+case('mf.diff(a, 2, 0)', lambda a: torch.diff(a, 2, 0), m34)
+case('mf.tril_indices(3, 4, 1)', lambda: torch.tril_indices(3, 4, 1))
+case('mf.triu_indices(4, 3)', lambda: torch.triu_indices(4, 3))
+case('mf.isin(a, b)', torch.isin, labels(5, 3, 4), labels(5, 2))
+case('mf.cdist(a, b)', torch.cdist, randn(2, 3, 4), randn(2, 5, 4))
+case('mf.cdist(a, b, 1)', lambda a, b: torch.cdist(a, b, 1), m34, randn(2, 4))
+case('mf.pairwise_distance(a, b, {p = 1, keepdim = true})',
+     lambda a, b: torch.nn.functional.pairwise_distance(a, b, 1, keepdim=True), m34, randn(3, 4))
+case('mf.softmin(a, 0)', lambda a: torch.nn.functional.softmin(a, 0), m34)
+
+save_file(tensors, os.path.join(here, 'more.safetensors'))
+with open(os.path.join(here, 'more.lua'), 'w') as f:
     f.write('return {\n' + '\n'.join(lines) + '\n}\n')
 
 # -- Optimisers: 20 steps of two parameters, the gradient a fixed function of the step ------------------
