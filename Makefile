@@ -183,17 +183,19 @@ objects: $(OBJECTS) $(BUILD)/obj/main.o
 
 AT := $(DESTDIR)$(PREFIX)
 install: all
-	$(Q)install -d $(AT)/bin $(AT)/lib/pkgconfig $(AT)/include $(AT)/share/moonflow
+	$(Q)install -d $(AT)/bin $(AT)/lib/pkgconfig $(AT)/lib/lua/5.1 $(AT)/include $(AT)/share/moonflow
 	$(Q)install $(BUILD)/moonflow $(AT)/bin/
 	$(Q)install -m 644 $(BUILD)/$(SONAME) $(BUILD)/libmoonflow.a $(AT)/lib/
 	$(Q)ln -sf $(SONAME) $(AT)/lib/libmoonflow.so
+	$(Q)ln -sf ../../$(SONAME) $(AT)/lib/lua/5.1/moonflow.so
 	$(Q)install -m 644 src/api/moonflow.h $(AT)/include/
 	$(Q)install -m 644 $(GEN)/moonflow.lua $(AT)/share/moonflow/
 	$(Q)printf '%s\n' 'Name: moonflow' 'Description: deep learning in C and Lua' \
 	  'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lmoonflow' \
 	  'Libs.private: $(LIBS)' > $(AT)/lib/pkgconfig/moonflow.pc
 uninstall:
-	rm -f $(AT)/bin/moonflow $(AT)/lib/libmoonflow.* $(AT)/lib/pkgconfig/moonflow.pc
+	rm -f $(AT)/bin/moonflow $(AT)/lib/libmoonflow.* $(AT)/lib/lua/5.1/moonflow.so \
+	  $(AT)/lib/pkgconfig/moonflow.pc
 	rm -rf $(AT)/include/moonflow.h $(AT)/share/moonflow
 
 clean:
