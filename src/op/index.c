@@ -279,10 +279,9 @@ static View dense_value(const View *value, const View *x, const Placed *p, void 
       stride[d] = place ? 0 : step;
       if (!place) step *= p->shape[d];
     }
-    copy_views(
-        value,
-        &(View){
-            .data = room, .shape = &step, .stride = &(int64_t){1}, .ndim = 1, .dtype = x->dtype});
+    View row = {
+        .data = room, .shape = &step, .stride = &(int64_t){1}, .ndim = 1, .dtype = x->dtype};
+    copy_views(&(View){.data = value->data, .dtype = value->dtype}, &row);
   } else if (same && view_is_contiguous(value)) {
     dense.data = value->data;
   } else {

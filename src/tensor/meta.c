@@ -1,4 +1,5 @@
 /* Shapes and strides as values. */
+#include <assert.h>
 #include <stdio.h>
 
 #include "err.h"
@@ -102,6 +103,7 @@ bool shape_broadcast(int *out_ndim, int64_t *out, int ndim, const int64_t *shape
 void shape_broadcast_strides(int out_ndim, const int64_t *out, int ndim, const int64_t *shape,
                              const int64_t *stride, int64_t *out_stride) {
   int shift = out_ndim - ndim;
+  assert(shift >= 0);
   for (int d = 0; d < shift; d++) out_stride[d] = 0;
   for (int d = 0; d < ndim; d++)
     out_stride[shift + d] = shape[d] == 1 && out[shift + d] != 1 ? 0 : stride[d];
