@@ -160,6 +160,7 @@ describe('modes', function()
     assert.are.same({ 1, 2, 3 }, { mf.no_grad(function(...) return ... end, 1, 2, 3) })
     refused(function() mf.no_grad(5) end, 'no_grad: the first argument must be a function')
   end)
+
   it('gives each leaf a gradient of its own', function()
     for _, create_graph in ipairs { false, true } do
       local a, b, g = leaf { 1, 1 }, leaf { 1, 1 }, mf.tensor { 1, 2 };
@@ -182,7 +183,6 @@ describe('modes', function()
     y:sum():backward { inputs = inputs }
     assert.is_nil(x)
   end)
-
 
   it('anomaly names the op and the line of its forward call', function()
     mf.detect_anomaly(function()

@@ -93,6 +93,7 @@ describe('mf.Function', function()
     for _ = 1, 3 do collectgarbage() end
     assert.is_nil(next(weak))
   end)
+
   it('may be subscripted', function()
     local x = leaf { 1, 2 }
     local y = Cube(x, 1)
@@ -100,6 +101,19 @@ describe('mf.Function', function()
     assert.are.same({ 0, 12 }, x.grad:tolist())
   end)
 
+  it('that gives its argument or a view of it does not let others write there', function()
+    local Part = mf.Function:extend 'Part'
+    function Part.forward(_, x) return x[{ { 0, 1 } }] end
+    function Part.backward(_, g) return mf.cat { g, g * 0 } end
+    local x = leaf { 1, 2 }
+    local y = Part(x)
+    local ok, err = pcall(y.mul_, y, 3)
+    assert.is_false(ok)
+    assert.truthy(err:find('the gradient would be lost', 1, true), err)
+    assert.are.same({ 1, 2 }, x:tolist());
+    (y * 3):sum():backward()
+    assert.are.same({ 3, 0 }, x.grad:tolist())
+  end)
 
   it('refuses what changed, what is gone and what is no gradient', function()
     local function refused(f, text)

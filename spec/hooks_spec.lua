@@ -92,6 +92,7 @@ describe('hooks', function()
     assert.is_true(ran)
     assert.are.same({ 1 }, w.grad:tolist())
   end)
+
   it('reach what subscripts take, and where they are assigned', function()
     local places = mf.tensor({ 0, 2 }, { dtype = mf.int64 })
     for _, take in ipairs { function(y) return y[1] end, function(y) return y[{ { 0, 2 } }] end,
@@ -128,7 +129,6 @@ describe('hooks', function()
       for _ = 1, 50 do coroutine.create(print) end
     end
   end)
-
 
   it('run again in gradients of gradients', function()
     local x, count = leaf { 3 }, 0

@@ -105,6 +105,7 @@ describe('in-place writes', function()
     assert.is_false(ok)
     assert.truthy(err:find('mul_: a view made inside mf.no_grad', 1, true))
   end)
+
   it('refuse a view made while nothing was recorded also when the operand has no gradient', function()
     local y = mf.tensor({ 1, 2 }, { requires_grad = true }) * 1
     local v = mf.no_grad(function() return y[0] end)
@@ -141,7 +142,6 @@ describe('in-place writes', function()
     base.data = mf.zeros(1)
     refused(function() base:sum():backward() end, 'does not lie in what is now its base')
   end)
-
 
   it('move the gradient that a tensor keeps', function()
     local x = mf.tensor({ 1, 2 }, { requires_grad = true })

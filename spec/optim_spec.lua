@@ -85,6 +85,7 @@ describe('optim', function()
     assert.equal(9, loss:item())
     assert.equal(0, a:item())
   end)
+
   it('keeps its state beyond the scope of a step', function()
     local made = {}
     for _, name in ipairs { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Adadelta', 'Adamax' } do
@@ -108,7 +109,6 @@ describe('optim', function()
     end
     assert.are.equal(7, #made)
   end)
-
 
   it('says what is wrong with its arguments', function()
     fails("the list of parameters is empty", optim.SGD, {})

@@ -65,6 +65,16 @@ describe('row-sparse tensors', function()
     assert.are.same((dense + 1):tolist(), mf.ones(4, 2):add_(r):tolist())
   end)
 
+  it('say that their ids or values were freed', function()
+    for _, part in ipairs { 'ids', 'values' } do
+      local t = rows({ 1, 1 }, { { 1 }, { 2 } }, 3)
+      t[part]:free()
+      assert.are.equal('tensor(freed)', tostring(t))
+      assert.has_error(function() t:coalesce() end)
+      assert.has_error(function() t:to_dense() end)
+    end
+  end)
+
   it('refuse what they cannot do', function()
     local function refused(f, text)
       local ok, err = pcall(f)
@@ -126,6 +136,7 @@ describe('row-sparse gradients', function()
     lookup(w * 3, { 2 }, { { 1, 2 } }):backward()
     assert.are.same({ 30, 60 }, w.grad:tolist()[3])
   end)
+
   it('belong to their leaf alone, with their ids', function()
     local leaf, ids, seen = mf.zeros(5, 2):requires_grad_(), mf.tensor({ 1, 3 }, { dtype = mf.int64 }), nil
     leaf:register_hook(function(g) seen = g end)
@@ -136,7 +147,6 @@ describe('row-sparse gradients', function()
     assert.are.same({ { 10, 10 }, { 10, 10 } }, leaf.grad.values:tolist())
     assert.are.same({ { 1, 1 }, { 1, 1 } }, seen.values:tolist())
   end)
-
 
   it('are clipped by their norm, and train', function()
     lookup(w, { 1, 1 }, { { 3, 0 }, { 0, 4 } }):backward()

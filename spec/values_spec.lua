@@ -130,6 +130,7 @@ describe('mf.tensor', function()
     for _ = 1, 5000 do deep = { deep } end
     fails('nested deeper than', mf.tensor, deep)
   end)
+
   it('is not confused by a tostring that changes the data', function()
     local ffi, global = require 'ffi', tostring
     local function mislead(data, change)
@@ -145,6 +146,16 @@ describe('mf.tensor', function()
     local one = ffi.new('int64_t', 1)
     mislead({ one, one, one }, function(data) data[2] = { 1 } end)
     mislead({ { one }, { one } }, function(data) data[2] = 5 end)
+  end)
+
+  it('clamped by a fraction are floats, as whole numbers with a fraction added are', function()
+    local x = mf.tensor({ 1, 5 }, { dtype = mf.int64 })
+    local y = x:clamp { min = 1.5 }
+    assert.are.equal(mf.float32, y.dtype)
+    assert.are.same({ 1.5, 5 }, y:tolist())
+    assert.are.equal(mf.float32, x:clamp { max = math.huge }.dtype)
+    assert.are.equal(mf.int64, x:clamp { min = 2 }.dtype)
+    assert.has_error(function() x:clamp_ { min = 1.5 } end)
   end)
 
 
@@ -277,6 +288,26 @@ describe('an assignment', function()
     y.grad = nil
     assert.is_nil(y.grad)
     fails('leaf', function() (y * 2).requires_grad = false end)
+  end)
+
+  it('by what lies in the same memory reads it first', function()
+    local function places(t) return mf.tensor(t, { dtype = mf.int64 }) end
+    local z = mf.arange(0, 4)
+    z[places { 3, 2, 1, 0 }] = z
+    assert.are.same({ 3, 2, 1, 0 }, z:tolist())
+    z = places { 2, 0, 1 }
+    z[z] = z
+    assert.are.same({ 0, 1, 2 }, z:tolist())
+    assert.are.same({ 2, 1, 3 }, (function() z = places { 2, 0, 1 } return z:index_add_(0, z, z) end)():tolist())
+    assert.are.same({ 2, 1, 3 }, (function() z = places { 2, 0, 1 } return z:scatter_add_(0, z, z) end)():tolist())
+    assert.are.same({ 0, 1, 2 }, (function() z = places { 2, 0, 1 } return z:index_copy_(0, z, z) end)():tolist())
+  end)
+
+  it('mf.newaxis may stand alone', function()
+    assert.are.same({ 1, 2 }, { unpack(mf.ones(2)[mf.newaxis].shape) })
+    local z = mf.zeros(2)
+    z[mf.newaxis] = mf.tensor { { 3, 4 } }
+    assert.are.same({ 3, 4 }, z:tolist())
   end)
 
   it('into a view of expanded memory, or to a leaf, is an error', function()

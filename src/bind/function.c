@@ -41,6 +41,7 @@ static Tensor *own_output(State *S, lua_State *L, Tensor *t, int k, Tensor *cons
   if (!t->ag && !is_among(t, in, n_in)) return t;
   t = tensor_alias(t);
   if (!t) bind_raise(L);
+  t->blind = true; /* a write into it would change the other behind the tape's back */
   bind_push(S, L, t);
   lua_rawseti(L, OUTPUTS, k + 1);
   return t;

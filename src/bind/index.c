@@ -50,6 +50,10 @@ typedef struct Subscript {
 
 /* -- Reading ----------------------------------------------------------------------------------- */
 
+bool bind_is_subscript(const char *key) {
+  return !strcmp(key, "...") || !strcmp(key, newaxis);
+}
+
 static int read_range(Subscript *s, int index, Item *it) {
   lua_State *L = s->L;
   int64_t *values[] = {&it->start, &it->stop, &it->step};

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "sparse.h"
 #include "state.h"
 #include "str.h"
 
@@ -275,7 +276,7 @@ static const PrintOptions *options_of(lua_State *L) {
 static int tensor_tostring(lua_State *L) {
   State *S = bind_state(L);
   Tensor *t = ((Handle *)lua_touserdata(L, 1))->t;
-  if (!t || (t->storage && atomic_load(&t->storage->freed))) {
+  if (!t || (t->storage ? storage_is_freed(t->storage) : sparse_is_freed(t))) {
     lua_pushstring(L, t ? "tensor(freed)" : "tensor(released at the end of its scope)");
     return 1;
   }

@@ -154,6 +154,8 @@ int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n);
 
 /* -- Subscripts (index.c) ---------------------------------------------------------------------- */
 
+/* Whether a string is a subscript by itself, '...' or mf.newaxis. */
+bool bind_is_subscript(const char *key);
 /* Stack (tensor, key); pushes the result. */
 int bind_index(lua_State *L);
 /* Stack (tensor, key, value). */

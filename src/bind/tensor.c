@@ -136,7 +136,7 @@ static int tensor_index(lua_State *L) {
   if (t->row_ids && !strcmp(key, "ids")) return bind_push(S, L, tensor_retain(t->row_ids)), 1;
   if (t->row_values && !strcmp(key, "values"))
     return bind_push(S, L, tensor_retain(t->row_values)), 1;
-  if (!strcmp(key, "...")) return bind_index(L);
+  if (bind_is_subscript(key)) return bind_index(L);
   lua_pushnil(L);
   return 1;
 }
@@ -207,7 +207,7 @@ static int tensor_newindex(lua_State *L) {
   State *S = bind_state(L);
   if (lua_type(L, 2) != LUA_TSTRING) return bind_newindex(L);
   const char *key = lua_tostring(L, 2);
-  if (!strcmp(key, "...")) return bind_newindex(L);
+  if (bind_is_subscript(key)) return bind_newindex(L);
   Tensor *t = bind_check_tensor(S, L, 1, key, "the tensor");
   if (!strcmp(key, "grad")) return set_grad(S, L, t);
   if (!strcmp(key, "data")) return set_data(S, L, t);

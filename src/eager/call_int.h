@@ -7,8 +7,8 @@ enum { CALL_SMALL = 16 }; /* calls of more inputs need memory for lists of them 
 
 /* -- Of write.c, in the order of a call that writes -------------------------------------------- */
 
-/* Operands that lie in the written memory at another place are read from copies: c->in becomes
- * `copies`, all counted. */
+/* Operands in the written memory are read from copies, but for those of an elementwise op at the
+ * same place: c->in becomes `copies`, all counted. */
 int call_separate(Eager *E, EagerCall *c, Tensor **copies);
 /* Whether a result of this meta may be written into c->into. */
 int call_check_into(EagerCall *c, const Meta *result);

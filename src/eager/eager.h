@@ -25,7 +25,7 @@ struct Tensor {
   bool pinned : 1;     /* the same, through the owner, which hears of its end */
   bool registered : 1; /* its Lua value is in the state's weak table */
   bool uncounted : 1;  /* made by .data: writes through it are not counted */
-  bool blind : 1;      /* a view made while nothing was recorded */
+  bool blind : 1;      /* a view made while nothing was recorded, or by an mf.Function */
   Eager *E;            /* whose it is */
   Storage *storage;
   Autograd *ag;                 /* NULL: no gradient, no view; see tape.h */

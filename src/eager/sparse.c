@@ -137,7 +137,15 @@ static bool is_coalesced(const Tensor *t) {
   return true;
 }
 
+bool sparse_is_freed(const Tensor *t) {
+  return storage_is_freed(t->row_ids->storage) || storage_is_freed(t->row_values->storage);
+}
+
 Tensor *sparse_coalesce(Eager *E, Tensor *t) {
+  if (sparse_is_freed(t)) {
+    err_set(MF_EFREED, "coalesce: the tensor's ids or values were freed");
+    return NULL;
+  }
   if (!tensor_has_data(t->row_ids) || is_coalesced(t)) return tensor_retain(t);
   EagerCall c = {.op = &op_table[OP_merge_ids],
                  .in = &t->row_ids,

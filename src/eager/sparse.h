@@ -11,6 +11,8 @@
 Tensor *sparse_new(Tensor *ids, Tensor *values, int64_t n);
 /* Another handle on the same ids and values. */
 Tensor *sparse_alias(const Tensor *t);
+/* Whether its ids or values were. */
+bool sparse_is_freed(const Tensor *t);
 /* Sorted ids without repeats; t itself, with one more count, when it is so. */
 Tensor *sparse_coalesce(Eager *E, Tensor *t);
 Tensor *sparse_to_dense(Eager *E, Tensor *t);

@@ -86,7 +86,7 @@ int tape_check_inplace(EagerCall *c, Tensor *t, bool tracked) {
   Tensor *base = tensor_base(t);
   if (is_tracked_leaf(t)) return refuse_leaf(c, "a leaf");
   if (is_tracked_leaf(base)) return refuse_leaf(c, "a view of a leaf");
-  if (t->blind && base != t && (tracked || tensor_requires_grad(base)))
+  if (t->blind && (base == t ? t->ag && t->ag->node : tracked || tensor_requires_grad(base)))
     return err_set(
         MF_EINVAL,
         "%s%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "

@@ -96,18 +96,25 @@ static const Tensor *first_written(const EagerCall *c) {
   return c->op->params[0].mutated && !c->op->params[0].list ? c->in[0] : NULL;
 }
 
-static bool in_the_way(const Tensor *t, const Tensor *written) {
-  return t && t->storage == written->storage && !same_place(t, written);
+/* Element by element a kernel has read a place before it writes there; others read anywhere. */
+static bool is_elementwise(const Op *op) {
+  const char *sbp = op->spec[0]->sbp;
+  return sbp && !strncmp(sbp, "...", 3);
+}
+
+static bool in_the_way(const EagerCall *c, const Tensor *t, const Tensor *written) {
+  if (!t || t->storage != written->storage) return false;
+  return !(same_place(t, written) && is_elementwise(c->op));
 }
 
 int call_separate(Eager *E, EagerCall *c, Tensor **copies) {
   const Tensor *written = first_written(c);
   if (!written || c->n_in > CALL_SMALL) return 0;
   bool any = false;
-  for (int k = 1; k < c->n_in; k++) any |= in_the_way(c->in[k], written);
+  for (int k = 1; k < c->n_in; k++) any |= in_the_way(c, c->in[k], written);
   if (!any) return 0;
   for (int k = 0; k < c->n_in; k++) {
-    bool copy = k && in_the_way(c->in[k], written);
+    bool copy = k && in_the_way(c, c->in[k], written);
     copies[k] = copy ? eager_op(E, OP_clone, 1, &c->in[k], NULL) : tensor_retain(c->in[k]);
     if (copy && !copies[k]) {
       while (k-- > 0) tensor_release(copies[k]);

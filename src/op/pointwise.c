@@ -313,11 +313,19 @@ POINTWISE2_BACKWARD(mish_backward, "mish_backward(Tensor a, Tensor b) -> Tensor"
 PW_FLOATS(1, clamp, T, CLAMP)
 PW_INTS(1, clamp, T, CLAMP)
 
+/* Whether a dtype of whole numbers can have this bound. */
+static bool is_whole(double v) {
+  return v == floor(v) && v >= -0x1p63 && v < 0x1p63;
+}
+
 static int clamp_infer(Infer *I) {
   const struct clamp_args *a = I->args;
   if (!a->has_min && !a->has_max)
     return infer_error(I, "neither min nor max is given; one of them must be");
-  return pointwise_infer(I);
+  int rc = pointwise_infer(I);
+  bool whole = (!a->has_min || is_whole(a->min)) && (!a->has_max || is_whole(a->max));
+  if (!rc && !whole && !dtype_is_float((DType)I->last->dtype)) I->last->dtype = F32;
+  return rc;
 }
 
 /* x between min and max, either of which may be absent. */

@@ -168,19 +168,19 @@ static inline double vec_normcdf_f64(double x) {
 
 /* Floats only; the argument `choice` says which of two expressions it is, each with a loop of its
  * own. */
-#define PW_CHOICE_OP(inputs, name, sig, flag, rule, linear_, choice, expr_1, expr_0)              \
-  PW_FLOATS(inputs, name, T, expr_0)                                                              \
-  PW_##inputs(name, f32_chosen, float, T, expr_1) PW_##inputs(name, f64_chosen, double, T, expr_1) \
-  static int name##_cpu(const OpCall *c) {                                                        \
-    const struct name##_args *o = c->args;                                                        \
-    PointwiseClass cls = block_class((DType)c->out[0].dtype);                                     \
-    PointwiseFn *f32 = o->choice ? name##_f32_chosen : name##_f32,                                \
-                *f64 = o->choice ? name##_f64_chosen : name##_f64;                                \
-    return pw_run(cls == PW_F32 ? f32 : f64, cls, false, c->args, c->n_in, c->in, c->out);        \
-  }                                                                                               \
-  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule,                \
-     .linear = linear_, .cpu = name##_cpu,                                                        \
-     .expression = "o->" #choice " ? " #expr_1 " : " #expr_0,                                     \
+#define PW_CHOICE_OP(inputs, name, sig, flag, rule, linear_, choice, expr_1, expr_0)            \
+  PW_FLOATS(inputs, name, T, expr_0)                                                            \
+  PW_##inputs(name, f32_chosen, float, T, expr_1)                                               \
+      PW_##inputs(name, f64_chosen, double, T, expr_1) static int name##_cpu(const OpCall *c) { \
+    const struct name##_args *o = c->args;                                                      \
+    PointwiseClass cls = block_class((DType)c->out[0].dtype);                                   \
+    PointwiseFn *f32 = o->choice ? name##_f32_chosen : name##_f32,                              \
+                *f64 = o->choice ? name##_f64_chosen : name##_f64;                              \
+    return pw_run(cls == PW_F32 ? f32 : f64, cls, false, c->args, c->n_in, c->in, c->out);      \
+  }                                                                                             \
+  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule,              \
+     .linear = linear_, .cpu = name##_cpu,                                                      \
+     .expression = "o->" #choice " ? " #expr_1 " : " #expr_0,                                   \
      .pointwise = {name##_f32, name##_f64, NULL})
 #define POINTWISE1_CHOICE(name, sig, flags, choice, expr_1, expr_0) \
   PW_CHOICE_OP(1, name, sig, flags, "...", NULL, choice, expr_1, expr_0)
