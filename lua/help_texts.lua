@@ -155,6 +155,23 @@ for name, dims in pairs { BatchNorm1d = '(N, C) or (N, C, L)', BatchNorm2d = '(N
     .. ('track_running_stats = true})\n\nNormalises each channel of x %s over the batch; '):format(dims)
     .. 'keeps running statistics, which eval() uses. With {momentum = false} they are plain averages.'
 end
+for n = 1, 3 do
+  for kind, what in pairs { Zero = 'zeros', Reflection = 'entries reflected at the edge',
+    Replication = 'the entry at the edge', Circular = 'entries from the other end' } do
+    local name = ('nn.%sPad%dd'):format(kind, n)
+    texts[name] = ('%s(padding)\n\nAdds %s around the last %d dims: a number, or (before, after) '):format(name,
+      what, n) .. 'from the last dim on.'
+  end
+  texts[('nn.ConstantPad%dd'):format(n)] = ('nn.ConstantPad%dd(padding, value)\n\nAs ZeroPad%dd, with a value.'):format(
+    n, n)
+  local name = ('BatchNorm%dd'):format(n)
+  texts['nn.Lazy' .. name] = ('nn.Lazy%s({eps =, momentum =, affine =, track_running_stats =}): a %s '):format(name,
+    name) .. 'that takes its size from its first input.'
+end
+texts['nn.LazyLinear'] = 'nn.LazyLinear(out_features, {bias = true}): a Linear that takes in_features from its '
+  .. 'first input.'
+texts['nn.LazyConv2d'] = 'nn.LazyConv2d(out_channels, kernel_size, {stride =, padding =, ...}): a Conv2d that '
+  .. 'takes in_channels from its first input.'
 local adam = 'optim.%s(params, {lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = %s, '
   .. 'amsgrad = false, maximize = false})\n\n%s'
 texts['optim.Adam'] = adam:format('Adam', '0', 'Adam (Kingma and Ba, 2014).')

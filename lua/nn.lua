@@ -8,6 +8,8 @@ nn.utils = require 'moonflow.nn_utils'
 require 'moonflow.nn_layers'
 require 'moonflow.nn_functions'
 require 'moonflow.nn_attention'
+require 'moonflow.nn_pad'
+require 'moonflow.nn_lazy'
 -- As in PyTorch, `local F = nn.functional`: the functions of mf.
 nn.functional = setmetatable({}, { __index = mf })
 return nn

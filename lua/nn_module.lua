@@ -342,6 +342,11 @@ function Module:load_state_dict(dict, o)
   if type(dict) ~= 'table' then
     fail('load_state_dict: a table of tensors by name is needed, this is %s', describe_value(dict))
   end
+  for name, module in self:named_modules() do -- lazy layers
+    if module._arguments and module.materialize_from then
+      module:materialize_from(dict, name == '' and name or name .. '.')
+    end
+  end
   local missing, unexpected, problems, copies, known = {}, {}, {}, {}, {}
   for _, entry in ipairs(tensors(self, wants_state, true)) do
     local name, t = entry[1], entry[2]

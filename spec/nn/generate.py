@@ -145,6 +145,21 @@ for lua, module in [
         ('nn.GLU(1)', nn.GLU(1)), ('nn.PReLU()', nn.PReLU()), ('nn.PReLU(4)', nn.PReLU(4)), ('nn.Softmin(1)', nn.Softmin(1))]:
     layer(lua.replace('nn.', 'activation '), lua, module, [randn(3, 4, 2) if '(4)' in lua else randn(3, 4)])
 
+for n in 1, 2, 3:
+    x = randn(2, 3, *(4,) * n)
+    k = tuple(range(1, 2 * n + 1))
+    amounts = '{' + ', '.join(str(i % 3) for i in k) + '}'
+    some = tuple(i % 3 for i in k)
+    for kind in 'ZeroPad', 'ReflectionPad', 'ReplicationPad', 'CircularPad':
+        cls = getattr(nn, f'{kind}{n}d')
+        layer(f'{kind}{n}d', f'nn.{kind}{n}d({amounts})', cls(some), [x.clone()])
+        layer(f'{kind}{n}d-number', f'nn.{kind}{n}d(2)', cls(2), [x.clone()])
+    cls = getattr(nn, f'ConstantPad{n}d')
+    layer(f'ConstantPad{n}d', f'nn.ConstantPad{n}d({amounts}, 3.5)', cls(some, 3.5), [x.clone()])
+layer('unflatten', 'nn.Unflatten(1, {2, 3})', nn.Unflatten(1, (2, 3)), [randn(2, 6)])
+layer('softmax2d', 'nn.Softmax2d()', nn.Softmax2d(), [randn(2, 3, 2, 2)])
+layer('pairwise', 'nn.PairwiseDistance(1, 0.1, true)', nn.PairwiseDistance(1, 0.1, True), [randn(2, 3), randn(2, 3)])
+
 # Attention
 E, H, L, S, N = 6, 2, 3, 4, 2
 causal = torch.triu(torch.ones(L, L, dtype=torch.bool), 1)
