@@ -34,19 +34,22 @@ LANES_VECTOR(lanes_i64, int64_t, LANES_BYTES);
 #define LANES_AT(V, p, i) (*(const V *)(const void *)((p) + (i)))
 #define LANES_PUT(V, p, i, value) (*(V *)(void *)((p) + (i)) = (value))
 
-/* Joins of vectors (V) and of single elements. MAX and MIN give NaN where either is. */
+/* Joins of vectors (V) and of single elements. MAX and MIN give NaN where either is; TOP is the
+ * larger where there is no NaN. */
 #define LANES_ADD(a, b) ((a) + (b))
 #define LANES_MAX(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
 #define LANES_MIN(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
+#define LANES_TOP(a, b) ((b) > (a) ? (b) : (a))
 #define LANES_ADD_V(a, b) ((a) + (b))
-#define LANES_MAX_V(a, b) LANES_CHOOSE(a, b, b_ > a_)
-#define LANES_MIN_V(a, b) LANES_CHOOSE(a, b, b_ < a_)
+#define LANES_MAX_V(a, b) LANES_CHOOSE(a, b, (b_ > a_) | (b_ != b_))
+#define LANES_MIN_V(a, b) LANES_CHOOSE(a, b, (b_ < a_) | (b_ != b_))
+#define LANES_TOP_V(a, b) LANES_CHOOSE(a, b, b_ > a_)
 /* Whether elements may be joined twice: then a vector that overlaps the last serves the rest. */
-enum { LANES_ADD_TWICE = 0, LANES_MAX_TWICE = 1, LANES_MIN_TWICE = 1 };
-#define LANES_CHOOSE(a, b, better)                                                        \
+enum { LANES_ADD_TWICE = 0, LANES_MAX_TWICE = 1, LANES_MIN_TWICE = 1, LANES_TOP_TWICE = 1 };
+#define LANES_CHOOSE(a, b, take)                                                          \
   __extension__({                                                                         \
     __typeof__(a) a_ = (a), b_ = (b);                                                     \
-    __typeof__(a_ > b_) take_ = (better) | (b_ != b_);                                    \
+    __typeof__(a_ > b_) take_ = take;                                                     \
     (__typeof__(a_))((take_ & (__typeof__(take_))b_) | (~take_ & (__typeof__(take_))a_)); \
   })
 

@@ -9,7 +9,7 @@
 #include "block.h"
 #include "thread.h"
 
-enum { COPY_GRAIN = 1 << 15, COPY_TILE = 16 };
+enum { COPY_GRAIN = 1 << 15, COPY_TILE = 16, COPY_SHORT = 256 };
 
 /* dst[i * to] = src[i * from] for elements of one size. */
 typedef void CopyMove(int64_t n, const void *from, int64_t from_step, void *to, int64_t to_step);
@@ -51,7 +51,8 @@ typedef struct CopyJob {
   CopyTile *tile;
   BlockConvert *load, *store;
   PointwiseClass cls;
-  int across; /* in tiles: the dim along which x is contiguous */
+  bool in_place[2]; /* conversions: y, x are of the compute type and without gaps */
+  int across;       /* in tiles: the dim along which x is contiguous */
   int64_t strips;
 } CopyJob;
 
@@ -85,6 +86,28 @@ static void copy_forward(const Walk *w, int ndim, int64_t n, CopyAt *at) {
   }
 }
 
+/* `rows` short rows of so many bytes, a multiple of 16. */
+static void copy_strips(int64_t rows, int64_t bytes, const char *from, int64_t from_step, char *to,
+                        int64_t to_step) {
+  for (; rows > 0; rows--, from += from_step, to += to_step)
+    for (int64_t b = 0; b < bytes; b += 16) memcpy(to + b, from + b, 16);
+}
+
+/* Whole short rows from the start of one, along the dim outside of the innermost; how many. */
+static int64_t copy_whole_rows(const Walk *w, int64_t elements, CopyAt *at) {
+  int inner = w->ndim - 1;
+  int64_t size = (int64_t)w->size[0], bytes = w->shape[inner] * size;
+  if (inner < 1 || at->index[inner] || bytes > COPY_SHORT || bytes % 16 || w->step[0][inner] != 1 ||
+      w->step[1][inner] != 1)
+    return 0;
+  int64_t rows = w->shape[inner - 1] - at->index[inner - 1];
+  if (rows > elements / w->shape[inner]) rows = elements / w->shape[inner];
+  copy_strips(rows, bytes, w->data[1] + at->from * size, w->step[1][inner - 1] * size,
+              w->data[0] + at->to * size, w->step[0][inner - 1] * size);
+  if (rows) copy_forward(w, inner, rows, at);
+  return rows;
+}
+
 static void copy_rows(int64_t begin, int64_t end, void *arg) {
   const CopyJob *j = arg;
   const Walk *w = &j->walk;
@@ -92,6 +115,9 @@ static void copy_rows(int64_t begin, int64_t end, void *arg) {
   CopyAt at;
   copy_seek(w, w->ndim, begin, &at);
   while (begin < end) {
+    int64_t rows = copy_whole_rows(w, end - begin, &at);
+    begin += rows * w->shape[inner];
+    if (rows) continue;
     int64_t run = w->shape[inner] - at.index[inner];
     if (run > end - begin) run = end - begin;
     j->move(run, w->data[1] + at.from * (int64_t)w->size[0], w->step[1][inner],
@@ -127,8 +153,13 @@ static void copy_converted(int64_t begin, int64_t end, void *arg) {
   size_t width = j->cls == PW_F32 ? 4 : 8;
   for (int64_t i = begin; i < end; i += BLOCK) {
     int64_t n = end - i < BLOCK ? end - i : BLOCK;
-    walk_rows(&j->walk, 1, i, n, j->load, &buffer, width, false);
-    walk_rows(&j->walk, 0, i, n, j->store, &buffer, width, true);
+    char *x = j->walk.data[1] + i * (int64_t)width, *y = j->walk.data[0] + i * (int64_t)width;
+    if (j->in_place[0]) {
+      walk_rows(&j->walk, 1, i, n, j->load, y, width, false);
+    } else {
+      if (!j->in_place[1]) walk_rows(&j->walk, 1, i, n, j->load, x = (char *)&buffer, width, false);
+      walk_rows(&j->walk, 0, i, n, j->store, x, width, true);
+    }
   }
 }
 
@@ -182,6 +213,8 @@ static int copy_views(const View *x, const View *y) {
   j.cls = float_in && !float_out ? block_class((DType)x->dtype) : block_class((DType)y->dtype);
   j.load = block_loads[j.cls][x->dtype];
   j.store = block_stores[j.cls][y->dtype];
+  j.in_place[0] = block_is_native((DType)y->dtype, j.cls) && walk_is_flat(&j.walk, 0);
+  j.in_place[1] = block_is_native((DType)x->dtype, j.cls) && walk_is_flat(&j.walk, 1);
   mf_parallel(j.walk.numel, COPY_GRAIN, copy_converted, &j);
   return 0;
 }

@@ -29,8 +29,8 @@ typedef struct Lines {
   PointwiseClass cls[LINES_OPERANDS];
   bool direct[LINES_OPERANDS];
   DType dtype[LINES_OPERANDS];
+  int64_t hop[LINES_OPERANDS]; /* bytes from a line to the next along the innermost other dim */
   int64_t lines, parts;
-  bool panels;
   LineFn *fn;
   PanelFn *panel;
   const void *args;
@@ -83,6 +83,8 @@ static bool lines_init(Lines *l, PointwiseClass cls, uint32_t ints, int first, i
     if (!l->direct[k]) l->part_bytes += ((size_t)l->length[k] * 8 + 63) & ~(size_t)63;
   }
   walk_init(&l->walk, &rest[0], l->n - 1, &rest[1]);
+  for (int k = 0; k < l->n && l->walk.ndim; k++)
+    l->hop[k] = l->walk.step[k][l->walk.ndim - 1] * (int64_t)l->walk.size[k];
   l->lines = l->walk.numel;
   int64_t threads = thread_count();
   l->parts = l->lines < threads ? l->lines : threads;
@@ -136,7 +138,7 @@ static void lines_seek(const Lines *l, int ndim, int64_t k, LineAt *c) {
 static inline void lines_next(const Lines *l, LineAt *c) {
   int d = l->walk.ndim - 1;
   if (d < 0) return;
-  for (int o = 0; o < l->n; o++) c->at[o] += l->walk.step[o][d] * (int64_t)l->walk.size[o];
+  for (int o = 0; o < l->n; o++) c->at[o] += l->hop[o];
   if (++c->index[d] < l->walk.shape[d]) return;
   int64_t k = 0; /* a carry */
   for (int e = 0; e <= d; e++) k = k * l->walk.shape[e] + c->index[e];

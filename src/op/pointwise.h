@@ -61,7 +61,7 @@ static inline double vec_normcdf_f64(double x) {
 #define exp2(v) MF_GENERIC1(exp2, v)
 #define expm1(v) MF_GENERIC1(expm1, v)
 #define log(v) MF_GENERIC1(log, v)
-#define log1p(v) MF_GENERIC1(log1p, v)
+#define log1p(v) _Generic((v), float : vec_log1p, default : log1p)(v)
 #define log2(v) MF_GENERIC1(log2, v)
 #define log10(v) MF_GENERIC1(log10, v)
 #define sin(v) MF_GENERIC1(sin, v)

@@ -1,5 +1,5 @@
 /* softmax and log_softmax along a dim, and their gradients. A line that fits into the cache is read
- * from memory once. */
+ * from memory once. A NaN makes all of its line NaN by the sum, whatever the maximum was. */
 #include "line_math.h"
 #include "lines.h"
 #include "pointwise.h"
@@ -13,7 +13,7 @@
 #define SOFTMAX_LINES(C, T)                                                                \
   static void softmax_line_##C(int64_t n, const void *args, void *const *p) {              \
     T *y = p[0];                                                                           \
-    const T *x = p[1], most = line_max_##C(n, x);                                          \
+    const T *x = p[1], most = line_top_##C(n, x);                                          \
     double sum = 0;                                                                        \
     (void)args;                                                                            \
     IN_BLOCKS(n, at, m) {                                                                  \
@@ -25,7 +25,7 @@
   }                                                                                        \
   static void log_softmax_line_##C(int64_t n, const void *args, void *const *p) {          \
     T *y = p[0], e[BLOCK];                                                                 \
-    const T *x = p[1], most = line_max_##C(n, x);                                          \
+    const T *x = p[1], most = line_top_##C(n, x);                                          \
     double sum = 0;                                                                        \
     (void)args;                                                                            \
     IN_BLOCKS(n, at, m) {                                                                  \
