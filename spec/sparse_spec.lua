@@ -75,6 +75,13 @@ describe('row-sparse tensors', function()
     end
   end)
 
+  it('neither have data nor can be that of another', function()
+    local t = rows({ 0, 1 }, { { 1 }, { 2 } }, 3)
+    assert.has_error(function() t.data = mf.ones(3, 1) end)
+    assert.has_error(function() mf.ones(3, 1).data = t end)
+    assert.are.same({ { 1 }, { 2 }, { 0 } }, t:to_dense():tolist())
+  end)
+
   it('refuse what they cannot do', function()
     local function refused(f, text)
       local ok, err = pcall(f)

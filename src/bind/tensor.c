@@ -182,8 +182,8 @@ static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
 /* t.data = src: t takes src's memory and shape; its gradient and place in modules stay. */
 static int set_data(State *S, lua_State *L, Tensor *t) {
   Tensor *src = bind_check_tensor(S, L, 3, "data", "the new data");
-  if (!src->storage)
-    return bind_error(L, "data: a row-sparse tensor cannot be the data of another");
+  if (!src->storage || !t->storage)
+    return bind_error(L, "data: a row-sparse tensor neither has data nor can be that of another");
   if (t->ag && t->ag->base)
     return bind_error(L,
                       "data: a view cannot get other data; its base can, or write x:copy_(data)");
