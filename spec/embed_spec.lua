@@ -64,7 +64,8 @@ describe('an installed tree', function()
   it('is required by another LuaJIT', function()
     if not ready then return pending 'needs a build without sanitizers' end
     local script = [[local mf = require "moonflow"; print((mf.tensor { 1, 2 } + 1):sum():item(), rawget(_G, "mf"))]]
-    local output, code = run(("%s LUA_CPATH='%s/lib/lua/5.1/?.so' luajit -e '%s'"):format(environment(), folder, script))
+    local command = "%s LUA_CPATH='%s/lib/lua/5.1/?.so' luajit -e '%s'"
+    local output, code = run(command:format(environment(), folder, script))
     assert.equal(0, code, output)
     assert.equal('5\tnil\n', output)
   end)

@@ -40,7 +40,10 @@ static bool is_constant(lua_State *L, const Tensor *t, int k) {
 static Tensor *own_output(State *S, lua_State *L, Tensor *t, int k, Tensor *const *in, int n_in) {
   if (!t->ag && !is_among(t, in, n_in)) return t;
   t = tensor_alias(t);
-  if (!t) bind_raise(L);
+  if (!t) {
+    bind_raise(L);
+    return NULL;
+  }
   t->blind = true; /* a write into it would change the other behind the tape's back */
   bind_push(S, L, t);
   lua_rawseti(L, OUTPUTS, k + 1);
