@@ -26,6 +26,7 @@ end
 local function is_defined(op) return not exempt.undefined[op.name] end
 local function is_determined(op) return is_defined(op) and not op.flags.random end
 local function has_gradient(op) return next(op.gradient) ~= nil end
+local function has_slope(op) return has_gradient(op) and not exempt.total_gradient[op.name] end
 
 each('runs', function(op)
   for k, args in ipairs(Cases.list(op)) do
@@ -41,14 +42,14 @@ each('gradients', function(op, outputs)
     if smooth[k] then checked = checked + Gradient.check_first(op, args, outputs) end
   end
   assert(checked > 0, 'no case has a float input that the gradient serves')
-end, has_gradient)
+end, has_slope)
 
 each('second gradients', function(op, outputs)
   local list, smooth = Cases.list(op, { B = 2 })
   for k, args in ipairs(list) do
     if smooth[k] then Gradient.check_second(op, args, outputs) end
   end
-end, function(op) return has_gradient(op) and not exempt.no_second_gradient[op.name] end)
+end, has_slope)
 
 describe('oracle #long, without gradient', function()
   local function float_params(op)
@@ -86,16 +87,16 @@ each('gradients in other memory', function(op, outputs)
   Layout.check_memory_gradients(op, maker(op, { B = 2 }), outputs)
 end,
   function(op) return has_gradient(op) and takes_any_memory(op) end)
-each('expanded memory', function(op) Layout.check_expanded(op, maker(op)) end, takes_any_memory)
+each('expanded memory', function(op) Layout.check_expanded(op, maker(op)) end, function(op)
+  return takes_any_memory(op) and not exempt.no_expanded[op.name]
+end)
 
 each('float32 against float64', function(op, outputs) Layout.check_dtype(op, maker(op), mf.float32, 2e-6, outputs) end,
-  function(op) return is_determined(op) and not exempt.other_in_float32[op.name] end)
+  is_determined)
 for _, dtype in ipairs { 'float16', 'bfloat16' } do
   each(dtype .. ' against float64', function(op, outputs)
     Layout.check_dtype(op, maker(op), mf[dtype], dtype == 'float16' and 2e-3 or 1.6e-2, outputs)
-  end, function(op)
-    return is_determined(op) and not exempt.other_in_float32[op.name] and not exempt.no_half[op.name]
-  end)
+  end, function(op) return is_determined(op) and not exempt.no_half[op.name] end)
 end
 each('whole numbers', function(op) Layout.check_integers(op, maker(op)) end, is_defined)
 

@@ -313,10 +313,25 @@ OP(attention,
 
 /* -- Backward ---------------------------------------------------------------------------------- */
 
+/* g, y and lse must be as attention's results for q, k and v. */
+static int check_results(Infer *I) {
+  const Meta *q = I->in[0], *v = I->in[2];
+  int64_t shape[MF_MAX_DIMS];
+  int nd = q->ndim, rc = 0;
+  memcpy(shape, q->shape, sizeof shape);
+  shape[nd - 1] = v->shape[nd - 1];
+  for (int k = 3; k < 5 && !rc; k++) {
+    rc = infer_want_same_dtype(I, 0, k);
+    if (!rc) rc = infer_want_shape(I, k, nd, shape);
+  }
+  if (!rc) rc = infer_want_dtype(I, 5, q->dtype == F64 ? F64 : F32);
+  return rc ? rc : infer_want_shape(I, 5, nd - 1, shape);
+}
+
 static int attention_backward_infer(Infer *I) {
   int rc = check_operands(I, 0, 1, 2);
   if (!rc) rc = check_mask(I, 6);
-  if (!rc) rc = infer_want_same_dtype(I, 0, 3);
+  if (!rc) rc = check_results(I);
   for (int k = 0; k < 3 && !rc; k++) {
     const Meta *x = I->in[k];
     rc = infer_shape(I, (DType)x->dtype, x->ndim, x->shape);

@@ -289,15 +289,23 @@ static int want_channels(Infer *I, int k, int64_t channels) {
                      shape_text(I->in[k]->ndim, I->in[k]->shape, have), (long long)channels);
 }
 
+/* Input k is x, and those from `first` on are values of its channels. */
+static int check_operands(Infer *I, int k, int first) {
+  const Meta *x = I->in[k];
+  char shape[SHAPE_TEXT_MAX];
+  int rc = infer_want_float(I, k);
+  if (!rc && x->ndim < 2)
+    rc = infer_error(I, "x must have at least 2 dims, (N, C, ...), has shape %s",
+                     shape_text(x->ndim, x->shape, shape));
+  for (int i = first; i < I->n_in && !rc; i++) rc = want_channels(I, i, x->shape[1]);
+  return rc;
+}
+
 static int batch_norm_infer(Infer *I) {
   const struct batch_norm_args *a = I->args;
   const Meta *x = I->in[0];
   char shape[SHAPE_TEXT_MAX];
-  int rc = infer_want_float(I, 0);
-  if (!rc && x->ndim < 2)
-    rc = infer_error(I, "x must have at least 2 dims, (N, C, ...), has shape %s",
-                     shape_text(x->ndim, x->shape, shape));
-  for (int k = 1; k < I->n_in && !rc; k++) rc = want_channels(I, k, x->shape[1]);
+  int rc = check_operands(I, 0, 1);
   if (!rc && (!I->in[1] != !I->in[2]))
     rc = infer_error(I, "running_mean and running_var are given together or not at all");
   if (!rc && !a->training && !I->in[1])
@@ -385,7 +393,10 @@ static int batch_norm_backward_infer(Infer *I) {
   const struct batch_norm_backward_args *a = I->args;
   const Meta *x = I->in[1];
   int64_t none[1] = {0};
-  int rc = infer_like(I, 1, (DType)x->dtype);
+  int rc = check_operands(I, 1, 2);
+  if (!rc) rc = infer_want_float(I, 0);
+  if (!rc) rc = infer_want_same_shape(I, 0, 1);
+  if (!rc) rc = infer_like(I, 1, (DType)x->dtype);
   DType t = (DType)(I->in[4] ? I->in[4] : x)->dtype;
   for (int k = 0; k < 2 && !rc; k++) rc = infer_shape(I, t, 1, a->params ? &x->shape[1] : none);
   return rc;

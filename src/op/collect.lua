@@ -387,8 +387,22 @@ structs[#structs + 1] = '#endif\n'
 tables[#tables + 1] = ('const Op op_table[] = {\n%s\n};\nconst int op_count = %d;'):format(
   table.concat(rows, '\n'), #ops)
 tables[#tables + 1] = ('const uint64_t op_table_hash = %.0fu;'):format(hash)
-tables[#tables + 1] = ('int op_isa_index(int level) {\n  int last = %d;\n'
-  .. '  return level < 3 || last == 0 ? 0 : level - 2 < last ? level - 2 : last;\n}\n'):format(#isas - 1)
+-- The last set that the CPU has: sets ascend, and "base" is for every CPU.
+local levels, places = {}, {}
+for i, isa in ipairs(isas) do
+  levels[i] = isa:match '^v(%d)$' or 0
+  places[i] = ('OP_INDEX_%s = %d'):format(isa, i - 1)
+end
+ids[#ids] = ids[#ids]:gsub('#endif', 'enum { ' .. table.concat(places, ', ') .. ' };\n%0')
+tables[#tables + 1] = ([[
+int op_isa_index(int level) {
+  static const int levels[] = {%s};
+  int index = 0;
+  for (int i = 1; i < %d; i++)
+    if (levels[i] <= level) index = i;
+  return index;
+}
+]]):format(table.concat(levels, ', '), #isas)
 
 -- Stubs for language servers: the signature's types as LuaLS writes them.
 local stub_types = {

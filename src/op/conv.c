@@ -301,10 +301,10 @@ static int check_window(Infer *I, const Window *w) {
 static int check_weights(Infer *I, const Meta *image, const Meta *w, int64_t groups, bool out) {
   char tx[SHAPE_TEXT_MAX], tw[SHAPE_TEXT_MAX];
   int64_t channels = image->shape[image->ndim - 3];
-  if (groups < 1 || w->shape[0] % groups)
+  if (groups < 1 || w->shape[0] % groups || w->shape[1] > SHAPE_MAX / groups)
     return infer_error(I, "groups is %lld; it must divide the %lld output channels of w",
                        (long long)groups, (long long)w->shape[0]);
-  if (out ? channels == w->shape[0] : w->shape[1] <= channels && channels == w->shape[1] * groups)
+  if (out ? channels == w->shape[0] : channels == w->shape[1] * groups)
     return 0;
   if (out)
     return infer_error(I, "g is %s, w is %s; g's channels must equal w's first size",
@@ -394,7 +394,7 @@ static int conv2d_input_infer(Infer *I) {
   if (!rc) rc = check_window(I, &window);
   if (!rc) rc = check_weights(I, g, w, window.groups, true);
   if (rc) return rc;
-  if (a->size[0] < 0 || a->size[1] < 0 ||
+  if (a->size[0] < 0 || a->size[1] < 0 || a->size[0] > SHAPE_MAX || a->size[1] > SHAPE_MAX ||
       out_size(a->size[0], w->shape[2], &window, 0) != g->shape[g->ndim - 2] ||
       out_size(a->size[1], w->shape[3], &window, 1) != g->shape[g->ndim - 1])
     return infer_error(I, "no convolution of an image of size (%lld, %lld) gives g",
@@ -503,12 +503,19 @@ static int conv2d_weight_bias_cpu(const OpCall *c) {
   return conv_run(c, DNN_CONV_WEIGHT, &w, &c->in[1], &c->out[0], &c->out[1], &c->in[0]);
 }
 
+/* The bias's gradient is whole where only x's channels are split, which notation cannot say. */
+static int conv2d_weight_bias_sbp(SbpAsk *q) {
+  const struct conv2d_weight_bias_args *a = q->args;
+  return sbp_notation(q, a->groups == 1 ? "n o H W, n C I J, o G K L -> o G K L, o"
+                                        : "n O H W, n C I J, O G K L -> O G K L, O");
+}
+
 /* conv2d_weight and the gradient of the bias in one pass. */
 OP(conv2d_weight_bias,
    .signature =
        "conv2d_weight_bias(Tensor g, Tensor x, Tensor w, *, int[2] stride=1, int[2] "
        "padding=0, int[2] dilation=1, "
        "int groups=1) -> (Tensor w, Tensor b)",
-   .flags = OP_HIDDEN, .sbp = "n o H W, n C I J, o C K L -> o C K L, o", .linear = "g",
+   .flags = OP_HIDDEN, .sbp_rule = conv2d_weight_bias_sbp, .linear = "g",
    .infer = conv2d_weight_bias_infer, .cpu = conv2d_weight_bias_cpu,
    .scratch = conv2d_weight_bias_scratch)

@@ -4,6 +4,7 @@
 
 #include "copy_views.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 
 /* -- clone, cast ------------------------------------------------------------------------------- */
 
@@ -42,8 +43,16 @@ static int cast_cpu(const OpCall *c) {
   return copy_views(&c->in[0], &c->out[0]);
 }
 
+/* Sums may be converted part by part where nothing is cut off. */
+static int cast_sbp(SbpAsk *q) {
+  DType from = (DType)q->in[0]->dtype, to = (DType)q->out[0]->dtype;
+  int rc = sbp_notation(q, "...");
+  bool exact = dtype_is_float(to) || (to != BOOL && !dtype_is_float(from));
+  return rc || !exact ? rc : sbp_linear(q, "x");
+}
+
 /* x as another dtype: floats to whole numbers truncate, anything but zero is true. */
-OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp = "...", .linear = "x",
+OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp_rule = cast_sbp,
    .flags = OP_HIDDEN, .infer = cast_infer, .cpu = cast_cpu)
 
 /* -- copy_, fill_ ------------------------------------------------------------------------------ */
@@ -85,25 +94,25 @@ OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .inf
 
 /* -- Writing through a view -------------------------------------------------------------------- */
 
-/* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it
- * addresses in the base. */
-/* The view (size, stride, offset) must lie in x. */
-static int check_geometry(const Infer *I, const IntList *size, const IntList *stride,
-                          int64_t offset) {
-  int64_t low, high;
-  if (size->n != stride->n || size->n > MF_MAX_DIMS)
-    return err_set(MF_EINVAL, "%s: size and stride must have one length", I->op->name);
-  shape_extent((int)size->n, size->v, stride->v, &low, &high);
-  if (shape_numel((int)size->n, size->v) == 0) return 0;
-  if (offset + low >= 0 && offset + high < meta_numel(I->in[0])) return 0;
-  return err_set(MF_EINVAL, "%s: the view does not lie in what is now its base", I->op->name);
+/* Input 0, laid out by base_stride, has all places that the view reaches. */
+static int check_geometry(Infer *I, const IntList *base_stride, const IntList *size,
+                          const IntList *stride, int64_t offset) {
+  const Meta *x = I->in[0];
+  int64_t n = meta_numel(x);
+  if (base_stride->n != x->ndim)
+    return infer_error(I, "base_stride has %d entries, x has %d dims", (int)base_stride->n,
+                       x->ndim);
+  int rc = infer_want_sizes(I, "size", size, (int)stride->n, (DType)x->dtype);
+  if (!rc) rc = infer_want_inside(I, "base_stride", x->ndim, x->shape, base_stride->v, 0, n);
+  return rc ? rc : infer_want_inside(I, "stride", (int)size->n, size->v, stride->v, offset, n);
 }
 
+/* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it
+ * addresses in the base. */
 static int slice_base_infer(Infer *I) {
   const struct slice_base_args *a = I->args;
-  int rc = check_geometry(I, &a->size, &a->stride, a->offset);
-  if (rc) return rc;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  int rc = check_geometry(I, &a->base_stride, &a->size, &a->stride, a->offset);
+  return rc ? rc : infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
 static View at_geometry(const View *base, const int64_t *size, const int64_t *stride, int64_t n,
@@ -143,12 +152,9 @@ OP(slice_base,
 
 static int scatter_base_infer(Infer *I) {
   const struct scatter_base_args *a = I->args;
-  const Meta *src = I->in[1];
-  int rc = check_geometry(I, &a->size, &a->stride, a->offset);
-  if (rc) return rc;
-  if (!shape_equal(src->ndim, src->shape, (int)a->size.n, a->size.v))
-    return err_set(MF_EINVAL, "scatter_base: src has not the view's shape");
-  rc = infer_same(I);
+  int rc = check_geometry(I, &a->base_stride, &a->size, &a->stride, a->offset);
+  if (!rc) rc = infer_want_shape(I, 1, (int)a->size.n, a->size.v);
+  if (!rc) rc = infer_same(I);
   if (!rc) memcpy(I->last->stride, a->base_stride.v, sizeof(int64_t) * (size_t)I->last->ndim);
   return rc;
 }

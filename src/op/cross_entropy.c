@@ -175,7 +175,7 @@ static int entropy_check(Infer *I, int x, int target, int weight, double smoothi
   return 0;
 }
 
-static int bad_label(const View *t, int64_t at, int64_t label, int64_t classes,
+static int bad_label(const char *op, const View *t, int64_t at, int64_t label, int64_t classes,
                      int64_t ignore_index) {
   int64_t place[MF_MAX_DIMS];
   char text[SHAPE_TEXT_MAX], also[64] = "";
@@ -186,11 +186,11 @@ static int bad_label(const View *t, int64_t at, int64_t label, int64_t classes,
   if (ignore_index < 0 || ignore_index >= classes)
     snprintf(also, sizeof also, ", or ignore_index %lld", (long long)ignore_index);
   return err_set(MF_EINVAL,
-                 "cross_entropy: target %lld at %s is out of range; legal are 0 to %lld%s",
+                 "%s: target %lld at %s is out of range; legal are 0 to %lld%s", op,
                  (long long)label, shape_text(t->ndim, place, text), (long long)classes - 1, also);
 }
 
-static int check_labels(const View *t, int64_t classes, int64_t ignore_index) {
+static int check_labels(const char *op, const View *t, int64_t classes, int64_t ignore_index) {
   int64_t n = view_numel(t);
   size_t size = dtype_size((DType)t->dtype);
   if (t->dtype == I64 && view_is_contiguous(t)) {
@@ -208,7 +208,7 @@ static int check_labels(const View *t, int64_t classes, int64_t ignore_index) {
     }
     int64_t label = dtype_get_i64((DType)t->dtype, (const char *)t->data + offset * (int64_t)size);
     if (label != ignore_index && (label < 0 || label >= classes))
-      return bad_label(t, i, label, classes, ignore_index);
+      return bad_label(op, t, i, label, classes, ignore_index);
   }
   return 0;
 }
@@ -341,7 +341,7 @@ static int cross_entropy_cpu(const OpCall *c) {
   const struct cross_entropy_args *a = c->args;
   const View *loss = &c->out[0], *total = &c->out[2];
   EntropyJob j;
-  int rc = check_labels(&c->in[1], c->in[0].shape[class_dim(c->in[0].ndim)], a->ignore_index);
+  int rc = check_labels(c->op->name, &c->in[1], c->in[0].shape[class_dim(c->in[0].ndim)], a->ignore_index);
   if (rc) return rc;
   forward_prepare(&j, c, c->scratch);
   PointwiseClass cls = block_class((DType)c->in[0].dtype);
@@ -409,7 +409,7 @@ static int cross_entropy_backward_cpu(const OpCall *c) {
   const struct cross_entropy_backward_args *a = c->args;
   EntropyJob j;
   PointwiseClass cls = block_class((DType)c->in[1].dtype);
-  int rc = check_labels(&c->in[2], c->in[1].shape[class_dim(c->in[1].ndim)], a->ignore_index);
+  int rc = check_labels(c->op->name, &c->in[2], c->in[1].shape[class_dim(c->in[1].ndim)], a->ignore_index);
   if (rc || view_numel(&c->out[0]) == 0) return rc;
   backward_prepare(&j, c, c->scratch);
   lines_run(&j.lines, cls == PW_F32 ? gradient_line_f32 : gradient_line_f64, &j, j.lines.scratch);

@@ -37,16 +37,15 @@ static void place(int ndim, const int64_t *shape, int n, const int64_t *dims, in
 }
 
 /* The common shape of the index tensors, which are inputs from `first` on. */
-static int common_shape(Infer *I, int first, int n, const int64_t *dims, int *ndim,
+static int common_shape(Infer *I, int x_ndim, int first, int n, const int64_t *dims, int *ndim,
                         int64_t *shape) {
-  const Meta *x = I->in[0];
   char name[64], have[SHAPE_TEXT_MAX], other[SHAPE_TEXT_MAX];
   *ndim = 0;
   for (int k = 0; k < n; k++) {
     const Meta *i = I->in[first + k];
     infer_name(I, first + k, name, sizeof name);
-    if (dims[k] < 0 || dims[k] >= x->ndim || (k && dims[k] <= dims[k - 1]))
-      return infer_error(I, "dims must ascend and be below %d", x->ndim);
+    if (dims[k] < 0 || dims[k] >= x_ndim || (k && dims[k] <= dims[k - 1]))
+      return infer_error(I, "dims must ascend and be below %d", x_ndim);
     if (dtype_is_float((DType)i->dtype) || i->dtype == BOOL)
       return infer_error(I, "%s must hold whole numbers, is %s", name, dtype_name((DType)i->dtype));
     int64_t before[MF_MAX_DIMS];
@@ -60,15 +59,16 @@ static int common_shape(Infer *I, int first, int n, const int64_t *dims, int *nd
   return 0;
 }
 
-static int subscript_place(Infer *I, int first, const IntList *dims, int64_t n, Placed *p) {
-  const Meta *x = I->in[0];
+/* Where the subscripts, inputs from `first` on, put the elements of a tensor of this shape. */
+static int subscript_place(Infer *I, int x_ndim, const int64_t *shape, int first,
+                           const IntList *dims, int64_t n, Placed *p) {
   int places;
   int64_t common[MF_MAX_DIMS] = {0};
-  if (dims->n != n || n == 0 || n > x->ndim)
-    return infer_error(I, "%lld index tensors for %lld dims", (long long)n, (long long)dims->n);
-  int rc = common_shape(I, first, (int)n, dims->v, &places, common);
+  if (dims->n != n || n == 0 || n > x_ndim)
+    return infer_error(I, "%lld indices for %lld dims", (long long)n, (long long)dims->n);
+  int rc = common_shape(I, x_ndim, first, (int)n, dims->v, &places, common);
   if (rc) return rc;
-  place(x->ndim, x->shape, (int)n, dims->v, places, common, p);
+  place(x_ndim, shape, (int)n, dims->v, places, common, p);
   if (p->ndim > MF_MAX_DIMS)
     return infer_error(I, "the result has %d dims, at most %d are possible", p->ndim, MF_MAX_DIMS);
   return 0;
@@ -316,7 +316,8 @@ static int put_rows(const Indexed *i, const View *x, const View *value, const Vi
 static int index_infer(Infer *I) {
   const struct index_args *a = I->args;
   Placed p;
-  int rc = subscript_place(I, 1, &a->dims, a->n_indices, &p);
+  const Meta *x = I->in[0];
+  int rc = subscript_place(I, x->ndim, x->shape, 1, &a->dims, a->n_indices, &p);
   return rc ? rc : infer_shape(I, (DType)I->in[0]->dtype, p.ndim, p.shape);
 }
 
@@ -344,7 +345,12 @@ OP(index, .signature = "index(Tensor x, Tensor[] indices, int[] dims) -> Tensor"
 
 static int index_backward_infer(Infer *I) {
   const struct index_backward_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  Placed p;
+  DType t = (DType)I->in[0]->dtype;
+  int ndim = (int)a->size.n, rc = shape_check(I->op->name, ndim, a->size.v, t);
+  if (!rc) rc = subscript_place(I, ndim, a->size.v, 1, &a->dims, a->n_indices, &p);
+  if (!rc) rc = infer_want_shape(I, 0, p.ndim, p.shape);
+  return rc ? rc : infer_shape(I, t, ndim, a->size.v);
 }
 
 static size_t index_backward_scratch(const OpCall *c) {
@@ -366,7 +372,8 @@ OP(index_backward,
 static int index_put_infer(Infer *I) {
   const struct index_put_args *a = I->args;
   Placed p;
-  int rc = subscript_place(I, 2, &a->dims, a->n_indices, &p);
+  const Meta *x = I->in[0];
+  int rc = subscript_place(I, x->ndim, x->shape, 2, &a->dims, a->n_indices, &p);
   if (!rc) rc = want_value(I, 1, &p);
   return rc ? rc : infer_same(I);
 }
@@ -393,13 +400,13 @@ OP(index_put,
 
 /* -- One dim ----------------------------------------------------------------------------------- */
 
-/* Checks dim and a 1-d (or 0-d) index; *n is how many it names. */
-static int want_index(Infer *I, int k, int64_t *dim, int64_t *n) {
+/* Checks dim, of ndim, and a 1-d (or 0-d) index; *n is how many it names. */
+static int want_index(Infer *I, int k, int ndim, int64_t *dim, int64_t *n) {
   char name[64], have[SHAPE_TEXT_MAX];
-  const Meta *x = I->in[0], *i = I->in[k];
-  int rc = infer_dim(I, "dim", dim, x->ndim);
+  const Meta *i = I->in[k];
+  int rc = infer_dim(I, "dim", dim, ndim);
   if (rc) return rc;
-  if (x->ndim == 0) return infer_error(I, "a 0-d tensor has no dim to index");
+  if (ndim == 0) return infer_error(I, "a 0-d tensor has no dim to index");
   infer_name(I, k, name, sizeof name);
   if (dtype_is_float((DType)i->dtype) || i->dtype == BOOL)
     return infer_error(I, "%s must hold whole numbers, is %s", name, dtype_name((DType)i->dtype));
@@ -432,7 +439,7 @@ static int index_select_infer(Infer *I) {
   struct index_select_args *a = I->args;
   const Meta *x = I->in[0];
   int64_t n = 0, shape[MF_MAX_DIMS];
-  int rc = want_index(I, 1, &a->dim, &n);
+  int rc = want_index(I, 1, x->ndim, &a->dim, &n);
   if (rc) return rc;
   memcpy(shape, x->shape, sizeof shape);
   shape[a->dim] = n;
@@ -455,8 +462,16 @@ OP(index_select, .signature = "index_select(Tensor x, dim dim, Tensor index) -> 
    .cpu = index_select_cpu, .scratch = one_index_scratch)
 
 static int index_select_backward_infer(Infer *I) {
-  const struct index_select_backward_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  struct index_select_backward_args *a = I->args;
+  const Meta *g = I->in[0];
+  int64_t n = 0, shape[MF_MAX_DIMS];
+  int rc = infer_want_sizes(I, "size", &a->size, g->ndim, (DType)g->dtype);
+  if (!rc) rc = want_index(I, 1, g->ndim, &a->dim, &n);
+  if (rc) return rc;
+  memcpy(shape, a->size.v, sizeof shape);
+  shape[a->dim] = n;
+  rc = infer_want_shape(I, 0, g->ndim, shape);
+  return rc ? rc : infer_shape(I, (DType)g->dtype, g->ndim, a->size.v);
 }
 
 static size_t index_select_backward_scratch(const OpCall *c) {
@@ -484,7 +499,7 @@ static int write_one_dim_infer(Infer *I, int64_t *dim, bool same_shape) {
   const Meta *x = I->in[0];
   int64_t n = 0;
   char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX], name[64];
-  int rc = want_index(I, 1, dim, &n);
+  int rc = want_index(I, 1, x->ndim, dim, &n);
   if (rc) return rc;
   int64_t shape[MF_MAX_DIMS];
   memcpy(shape, x->shape, sizeof shape);
@@ -492,7 +507,7 @@ static int write_one_dim_infer(Infer *I, int64_t *dim, bool same_shape) {
   const Meta *v = I->in[2];
   bool fits =
       same_shape ? v->ndim == x->ndim && !memcmp(v->shape, shape, sizeof(int64_t) * (size_t)x->ndim)
-                 : meta_numel(v) == 1;
+                 : meta_numel(v) == 1 && v->ndim <= x->ndim;
   infer_name(I, 2, name, sizeof name);
   if (!fits && same_shape)
     return infer_error(I, "%s must have shape %s, has %s", name, shape_text(x->ndim, shape, want),
@@ -626,6 +641,9 @@ static int embedding_backward_infer(Infer *I) {
   if (rc) return rc;
   if (g->ndim != ids->ndim + 1 || memcmp(g->shape, ids->shape, sizeof(int64_t) * (size_t)ids->ndim))
     return infer_error(I, "g has not the shape of ids and one dim more");
+  if (a->has_padding_idx && (a->padding_idx < 0 || a->padding_idx >= a->num))
+    return infer_error(I, "padding_idx %lld is out of range; legal are 0 to %lld",
+                       (long long)a->padding_idx, (long long)a->num - 1);
   return infer_shape(I, (DType)g->dtype, 2, (const int64_t[]){a->num, g->shape[ids->ndim]});
 }
 

@@ -199,6 +199,38 @@ int infer_want_same_dtype(Infer *I, int a, int b) {
                      dtype_name(I->in[a]->dtype), dtype_name(I->in[b]->dtype));
 }
 
+int infer_want_shape(Infer *I, int k, int ndim, const int64_t *shape) {
+  char name[64], have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
+  const Meta *x = I->in[k];
+  if (shape_equal(x->ndim, x->shape, ndim, shape)) return 0;
+  return infer_error(I, "%s must have shape %s, has %s", infer_name(I, k, name, sizeof name),
+                     shape_text(ndim, shape, want), shape_text(x->ndim, x->shape, have));
+}
+
+int infer_want_same_shape(Infer *I, int a, int b) {
+  return infer_want_shape(I, a, I->in[b]->ndim, I->in[b]->shape);
+}
+
+int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, DType dtype) {
+  if (size->n == ndim) return shape_check(I->op->name, ndim, size->v, dtype);
+  return infer_error(I, "%s must have %d entries, has %d", name, ndim, (int)size->n);
+}
+
+int infer_want_inside(Infer *I, const char *what, int ndim, const int64_t *size,
+                      const int64_t *stride, int64_t offset, int64_t n) {
+  int64_t low = offset, high = offset, reach;
+  if (shape_numel(ndim, size) == 0) return 0;
+  bool fits = true;
+  for (int d = 0; d < ndim && fits; d++) {
+    int64_t *end = stride[d] < 0 ? &low : &high;
+    fits = !__builtin_mul_overflow(size[d] - 1, stride[d], &reach) &&
+           !__builtin_add_overflow(*end, reach, end);
+  }
+  if (fits && low >= 0 && high < n) return 0;
+  return infer_error(I, "%s with offset %lld leads out of the %lld elements of memory", what,
+                     (long long)offset, (long long)n);
+}
+
 /* PyTorch's rule by ranks: 0 dimensioned tensors, 1 0-d ones, 2 numbers; a later rank counts only
  * when its kind is higher, and a fractional number then means float32. */
 static DType promote(const int best[3]) {

@@ -71,7 +71,8 @@ static int cat_infer(Infer *I) {
       return infer_error(I, "%s is %s, the first is %s; only sizes in dim %lld may differ",
                          infer_name(I, k, name, sizeof name), shape_text(x->ndim, x->shape, have),
                          shape_text(like->ndim, like->shape, want), (long long)a->dim);
-    shape[a->dim] += x->shape[a->dim];
+    if (__builtin_add_overflow(shape[a->dim], x->shape[a->dim], &shape[a->dim]))
+      return infer_error(I, "the sizes in dim %lld sum to too much", (long long)a->dim);
   }
   rc = infer_shape(I, infer_promote(I), like->ndim, shape);
   if (!rc && like->ndim == 4) keep_channels_last(I);

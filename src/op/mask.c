@@ -234,8 +234,19 @@ OP(masked_select, .signature = "masked_select(Tensor x, Tensor mask) -> Tensor",
 
 static int masked_select_backward_infer(Infer *I) {
   const struct masked_select_backward_args *a = I->args;
-  int rc = want_mask(I, 1);
-  return rc ? rc : infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  const Meta *g = I->in[0], *mask = I->in[1];
+  char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
+  int rc = want_mask(I, 1), ndim = (int)a->size.n;
+  if (!rc) rc = infer_want_ndim(I, 0, 1);
+  if (!rc) rc = infer_shape(I, (DType)g->dtype, ndim, a->size.v);
+  if (rc) return rc;
+  int64_t shape[MF_MAX_DIMS];
+  memcpy(shape, a->size.v, sizeof(int64_t) * (size_t)ndim);
+  if (mask->ndim <= ndim && shape_broadcast(&ndim, shape, mask->ndim, mask->shape) &&
+      shape_equal(ndim, shape, ndim, a->size.v))
+    return 0;
+  return infer_error(I, "mask of shape %s does not broadcast to size %s",
+                     shape_text(mask->ndim, mask->shape, have), shape_text(ndim, a->size.v, want));
 }
 
 static size_t dense_scratch(const View *packed) {

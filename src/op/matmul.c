@@ -152,8 +152,8 @@ static bool is_dnn(const Scheme *s) {
 }
 
 static bool is_small(const Product *p) {
-  int64_t work = p->m * p->n * p->k;
-  for (int d = 0; d < p->nb && work <= SMALL_WORK; d++) work *= p->batch[d];
+  double work = (double)p->m * (double)p->n * (double)p->k; /* whole numbers could overflow */
+  for (int d = 0; d < p->nb && work <= SMALL_WORK; d++) work *= (double)p->batch[d];
   return work <= SMALL_WORK;
 }
 

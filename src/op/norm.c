@@ -211,6 +211,12 @@ static int norm_check(Infer *I, int x, const IntList *shape, int first_weight) {
   return 0;
 }
 
+/* Input 0 is a gradient of the result, which is like input 1. */
+static int gradient_check(Infer *I) {
+  int rc = infer_want_float(I, 0);
+  return rc ? rc : infer_want_same_shape(I, 0, 1);
+}
+
 /* The outputs (gx, gw, gb) of a gradient, of which the last n_params are empty when not wanted. */
 static int norm_backward_outputs(Infer *I, int x, int w, const IntList *shape, int n_params,
                                  bool wanted) {
@@ -278,6 +284,7 @@ OP(layer_norm,
 static int layer_norm_backward_infer(Infer *I) {
   const struct layer_norm_backward_args *a = I->args;
   int rc = norm_check(I, 1, &a->normalized_shape, 2);
+  if (!rc) rc = gradient_check(I);
   return rc ? rc : norm_backward_outputs(I, 1, 2, &a->normalized_shape, 2, a->params);
 }
 
@@ -365,6 +372,7 @@ OP(rms_norm,
 static int rms_norm_backward_infer(Infer *I) {
   const struct rms_norm_backward_args *a = I->args;
   int rc = norm_check(I, 1, &a->normalized_shape, 2);
+  if (!rc) rc = gradient_check(I);
   return rc ? rc : norm_backward_outputs(I, 1, 2, &a->normalized_shape, 1, a->params);
 }
 
@@ -483,7 +491,7 @@ static size_t group_prepare(GroupJob *j, const OpCall *c, int64_t groups, double
   int64_t n = x->shape[1];
   j->groups = groups;
   j->channels = n / groups;
-  j->lines = x->shape[0] * groups;
+  j->lines = n ? x->shape[0] * groups : 0;
   j->inner = shape_numel(x->ndim - 2, x->shape + 2);
   j->eps = eps;
   j->x = group_dense(x, cls, base, &used, true);
@@ -575,6 +583,7 @@ static int group_norm_backward_infer(Infer *I) {
   const struct group_norm_backward_args *a = I->args;
   IntList channels = {.n = 1};
   int rc = group_check(I, 1, a->num_groups, 2);
+  if (!rc) rc = gradient_check(I);
   channels.v[0] = rc ? 0 : I->in[1]->shape[1];
   return rc ? rc : norm_backward_outputs(I, 1, 2, &channels, 2, a->params);
 }

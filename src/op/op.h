@@ -72,6 +72,14 @@ int infer_want_float(Infer *I, int k);
 int infer_want_ndim(Infer *I, int k, int ndim);
 int infer_want_dtype(Infer *I, int k, DType dtype);
 int infer_want_same_dtype(Infer *I, int a, int b);
+int infer_want_shape(Infer *I, int k, int ndim, const int64_t *shape);
+/* Input a must have the shape of input b. */
+int infer_want_same_shape(Infer *I, int a, int b);
+/* A list argument that is the shape of a tensor of ndim dims. */
+int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, DType dtype);
+/* Every place that (size, stride, offset) reach must be one of n elements; names for the error. */
+int infer_want_inside(Infer *I, const char *what, int ndim, const int64_t *size,
+                      const int64_t *stride, int64_t offset, int64_t n);
 /* The name of input k as the signature has it ("xs[2]" in a list), for error texts; valid until the
  * next call in the thread's buf. */
 const char *infer_name(Infer *I, int k, char *buf, size_t n);
@@ -133,9 +141,8 @@ struct OpSpec {
 #define MF_PASTE2(a, b) a##b
 #define MF_PASTE(a, b) MF_PASTE2(a, b)
 #define OP_SYMBOL(name) MF_PASTE(op_##name##__, MF_ISA)
-/* The place of this compilation in spec[]. */
-enum { MF_INDEX_v2, MF_INDEX_v3, MF_INDEX_v4, MF_INDEX_base = 0 };
-#define OP_ISA MF_PASTE(MF_INDEX_, MF_ISA)
+/* The place of this compilation in spec[]; with op_ids.h. */
+#define OP_ISA MF_PASTE(OP_INDEX_, MF_ISA)
 #define OP(name, ...)                  \
   extern const OpSpec OP_SYMBOL(name); \
   const OpSpec OP_SYMBOL(name) = {__VA_ARGS__};

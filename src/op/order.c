@@ -449,6 +449,8 @@ OP(cumprod, .signature = "cumprod(Tensor x, dim dim, *, dtype? dtype=None) -> Te
 static int cumprod_backward_infer(Infer *I) {
   struct cumprod_backward_args *a = I->args;
   int rc = infer_want_float(I, 1);
+  if (!rc) rc = infer_want_float(I, 0);
+  if (!rc) rc = infer_want_same_shape(I, 0, 1);
   if (!rc) rc = infer_dim(I, "dim", &a->dim, I->in[1]->ndim);
   return rc ? rc : infer_like(I, 1, (DType)I->in[1]->dtype);
 }

@@ -228,7 +228,14 @@ OP(pad,
 
 static int pad_backward_infer(Infer *I) {
   const struct pad_backward_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  const Meta *g = I->in[0];
+  int64_t shape[MF_MAX_DIMS];
+  if (a->mode == PAD_CONSTANT)
+    return infer_error(I, "mode 'constant' has another gradient: a negative pad");
+  int rc = infer_want_sizes(I, "size", &a->size, g->ndim, (DType)g->dtype);
+  if (!rc) rc = pad_shape(I, &a->pad, a->mode, g->ndim, a->size.v, shape);
+  if (!rc) rc = infer_want_shape(I, 0, g->ndim, shape);
+  return rc ? rc : infer_shape(I, (DType)g->dtype, g->ndim, a->size.v);
 }
 
 static size_t pad_backward_scratch(const OpCall *c) {

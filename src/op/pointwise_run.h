@@ -8,6 +8,7 @@
 #ifndef MF_POINTWISE_RUN_H
 #define MF_POINTWISE_RUN_H
 #include "block.h"
+#include "op_ids.h"
 #include "thread.h"
 
 enum { PW_GRAIN = 1 << 15, PW_PAD = 16, PW_SMALL = 128, PW_ROW = 64 /* the shortest row */ };

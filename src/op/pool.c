@@ -7,6 +7,8 @@
  * max_pool2d_pick, which reads v where x has its maximum.
  *
  * float32 and double are pooled as they lie, other floats through float32 copies in scratch. */
+#include <math.h>
+
 #include "copy_views.h"
 #include "image.h"
 #include "op_args.h"
@@ -235,7 +237,12 @@ static int64_t out_size(int64_t in, const Window *w, int k, bool ceil_mode) {
 /* The pooled sizes of an image of height and width `size`. */
 static int pooled_sizes(Infer *I, const Window *w, bool ceil_mode, const int64_t *size,
                         int64_t *out) {
-  for (int k = 0; k < 2; k++) out[k] = out_size(size[k], w, k, ceil_mode);
+  for (int k = 0; k < 2; k++) {
+    if (size[k] < 1 || size[k] > SHAPE_MAX)
+      return infer_error(I, "an image of size (%lld, %lld) cannot be pooled", (long long)size[0],
+                         (long long)size[1]);
+    out[k] = out_size(size[k], w, k, ceil_mode);
+  }
   if (out[0] > 0 && out[1] > 0) return 0;
   return infer_error(I, "a window of (%lld, %lld) does not fit into an image of (%lld, %lld)",
                      (long long)w->kernel[0], (long long)w->kernel[1], (long long)size[0],

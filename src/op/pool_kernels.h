@@ -134,11 +134,19 @@ static void NAME(lanes_mean)(const Pool *p, const Span *s, const Lanes *l, T *v,
   for (int64_t i = 0; i < l->n && !p->back; i++) y[i] = part[i] * scale;
 }
 
+/* A window that lies in the padding, between whose elements the image is: nothing is picked. */
+static bool NAME(empty_window)(const Pool *p, const Span *s, const Lanes *l, bool pick, T *y) {
+  if (s->h0 < s->h1 && s->w0 < s->w1) return false;
+  for (int64_t i = 0; i < l->n && !p->back; i++) y[i * l->y] = pick ? 0 : -INFINITY;
+  return true;
+}
+
 /* One window in every lane. The pooled elements lie where whole blocks can be written, or go
  * through a buffer. */
 static void NAME(lanes_window)(const Pool *p, const Span *s, const Lanes *l, const T *x, T *v,
                                T *y) {
   T pooled[LANES], *to = l->y == 1 && l->n == l->wide ? y : pooled;
+  if (p->mode == POOL_MAX && NAME(empty_window)(p, s, l, v != NULL, y)) return;
   if (to != y && p->back)
     for (int64_t i = 0; i < l->n; i++) to[i] = y[i * l->y];
   if (p->mode == POOL_MEAN) NAME(lanes_mean)(p, s, l, v, to);
@@ -179,6 +187,7 @@ static void NAME(channels_job)(const Pool *p, int64_t channels, const T *x, T *v
 
 static void NAME(single_max)(const Pool *p, const Span *s, const T *x, T *v, T *y) {
   int64_t h_best = s->h0, w_best = s->w0;
+  if (NAME(empty_window)(p, s, &(Lanes){.n = 1}, v != NULL, y)) return;
   T best = x[h_best * p->xs[2] + w_best * p->xs[3]];
   for (int64_t h = s->h0; h < s->h1; h += p->h.dilation) {
     for (int64_t w = s->w0; w < s->w1; w += p->w.dilation) {

@@ -610,7 +610,9 @@ OP(dropout, .signature = "dropout(Tensor x, float p=0.5, *, Generator? generator
    .flags = OP_RANDOM | OP_HIDDEN | OP_INPLACE, .infer = dropout_infer, .cpu = dropout_cpu)
 
 static int dropout_backward_infer(Infer *I) {
-  return infer_shape(I, (DType)I->in[0]->dtype, I->in[0]->ndim, I->in[0]->shape);
+  int rc = want_probability(I, ((const struct dropout_backward_args *)I->args)->p);
+  if (!rc) rc = infer_want_float(I, 0);
+  return rc ? rc : infer_shape(I, (DType)I->in[0]->dtype, I->in[0]->ndim, I->in[0]->shape);
 }
 static int dropout_backward_cpu(const OpCall *c) {
   const struct dropout_backward_args *a = c->args;

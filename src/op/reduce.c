@@ -564,7 +564,17 @@ static int sum_to_sbp(SbpAsk *q) {
 
 static int sum_to_infer(Infer *I) {
   const struct sum_to_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  const Meta *x = I->in[0];
+  char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
+  int shift = x->ndim - (int)a->size.n, rc;
+  bool fits = shift >= 0;
+  for (int d = 0; fits && d < a->size.n; d++)
+    fits = a->size.v[d] == 1 || a->size.v[d] == x->shape[d + shift];
+  rc = fits ? infer_shape(I, (DType)x->dtype, (int)a->size.n, a->size.v) : 0;
+  return fits ? rc
+              : infer_error(I, "size %s does not broadcast to x of shape %s",
+                            shape_text((int)a->size.n, a->size.v, want),
+                            shape_text(x->ndim, x->shape, have));
 }
 
 static void sum_to_init(FoldJob *j, const OpCall *c) {
@@ -602,8 +612,15 @@ static int spread_infer(Infer *I) {
   const Meta *x = I->in[0];
   int ndim = (int)a->size.n, rc = infer_dims(I, "dim", &a->dim, ndim, false);
   uint32_t mask = dims_mask(&a->dim);
-  if (!rc && x->ndim != (a->keepdim ? ndim : ndim - a->dim.n))
-    rc = infer_error(I, "x has %d dims, which do not fit", x->ndim);
+  if (!rc) rc = shape_check(I->op->name, ndim, a->size.v, (DType)x->dtype);
+  if (rc) return rc;
+  int64_t shape[MF_MAX_DIMS];
+  int n = 0;
+  for (int d = 0; d < ndim; d++) {
+    if (!(mask >> d & 1)) shape[n++] = a->size.v[d];
+    else if (a->keepdim) shape[n++] = 1;
+  }
+  rc = infer_want_shape(I, 0, n, shape);
   if (!rc) rc = infer_shape(I, (DType)x->dtype, ndim, a->size.v);
   if (rc) return rc;
   I->last->offset = x->offset;

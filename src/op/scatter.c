@@ -43,9 +43,12 @@ static int gather_infer(Infer *I) {
 static int gather_backward_infer(Infer *I) {
   struct gather_backward_args *a = I->args;
   Meta x = *I->in[0];
+  int rc = shape_check(I->op->name, (int)a->size.n, a->size.v, (DType)x.dtype);
+  if (rc) return rc;
   x.ndim = (int8_t)a->size.n;
   memcpy(x.shape, a->size.v, sizeof(int64_t) * (size_t)a->size.n);
-  int rc = want_along(I, &x, 1, &a->dim);
+  rc = want_along(I, &x, 1, &a->dim);
+  if (!rc) rc = infer_want_same_shape(I, 0, 1);
   return rc ? rc : infer_shape(I, (DType)x.dtype, x.ndim, x.shape);
 }
 

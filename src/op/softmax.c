@@ -142,6 +142,8 @@ SOFTMAX_PANELS(f64, double)
   static int name##_infer(Infer *I) {                                                           \
     struct name##_args *a = I->args;                                                            \
     int rc = infer_want_float(I, 0);                                                            \
+    if (!rc && I->n_in > 1) rc = infer_want_float(I, 1);                                        \
+    if (!rc && I->n_in > 1) rc = infer_want_same_shape(I, 1, 0);                                \
     if (!rc) rc = infer_dim(I, "dim", &a->dim, I->in[0]->ndim);                                 \
     return rc ? rc : infer_same(I);                                                             \
   }

@@ -79,8 +79,8 @@ static int view_shape(Infer *I, int ndim, const int64_t *shape, int copy) {
   const Meta *x = I->in[0];
   int64_t stride[MF_MAX_DIMS];
   char have[SHAPE_TEXT_MAX], want[SHAPE_TEXT_MAX];
-  if (ndim > MF_MAX_DIMS)
-    return infer_error(I, "%d dims, at most %d are possible", ndim, MF_MAX_DIMS);
+  int rc = shape_check(I->op->name, ndim, shape, (DType)x->dtype);
+  if (rc) return rc;
   if (!shape_view_strides(x->ndim, x->shape, x->stride, ndim, shape, stride)) {
     if (copy) return copy;
     return infer_error(I,
@@ -382,6 +382,7 @@ static int slice_infer(Infer *I) {
   if (a->step < 1)
     return infer_error(I, "step must be at least 1, is %lld; :flip() reverses", (long long)a->step);
   int64_t n = x->shape[a->dim];
+  if (a->step > n) a->step = n ? n : 1; /* one entry at most; strides stay small */
   if (!a->has_stop) a->stop = n;
   int64_t *ends[] = {&a->start, &a->stop};
   for (int k = 0; k < 2; k++) {
@@ -469,8 +470,16 @@ OP(diagonal, .signature = "diagonal(Tensor x, int offset=0, dim dim1=0, dim dim2
 
 /* -- Several parts ----------------------------------------------------------------------------- */
 
-/* Views of `sizes` one behind the other along dim; a last size is repeated while it fits
- * (`repeat`). */
+/* More views than this at once are a mistake. */
+enum { PARTS_MAX = 1 << 20 };
+
+static int want_parts(Infer *I, int64_t n) {
+  if (n <= PARTS_MAX) return 0;
+  return infer_error(I, "%lld tensors are too many, at most %d are made at once", (long long)n,
+                     PARTS_MAX);
+}
+
+/* Views of `sizes` one behind the other along dim. */
 static int view_parts(Infer *I, int64_t dim, const IntList *sizes) {
   int64_t at = 0;
   for (int k = 0; k < sizes->n; k++) {
@@ -484,6 +493,8 @@ static int view_parts(Infer *I, int64_t dim, const IntList *sizes) {
 /* Parts of `size` each, the last one smaller. */
 static int view_equal_parts(Infer *I, int64_t dim, int64_t size) {
   int64_t n = I->in[0]->shape[dim];
+  int too_many = want_parts(I, size ? n / size : 0);
+  if (too_many) return too_many;
   for (int64_t at = 0; at < n || at == 0; at += size) {
     int rc = view_part(I, dim, at, n - at < size ? n - at : size, 1);
     if (rc) return rc;
@@ -532,6 +543,7 @@ static int chunk_infer(Infer *I) {
     return infer_error(I, "chunks must be at least 1, is %lld", (long long)a->chunks);
   int64_t n = x->shape[a->dim];
   if (n == 0) {
+    rc = want_parts(I, a->chunks);
     for (int64_t k = 0; k < a->chunks && !rc; k++) rc = view_part(I, a->dim, 0, 0, 1);
     return rc;
   }
@@ -547,6 +559,7 @@ static int unbind_infer(Infer *I) {
   const Meta *x = I->in[0];
   int rc = want_dims(I);
   if (!rc) rc = infer_dim(I, "dim", &a->dim, x->ndim);
+  if (!rc) rc = want_parts(I, x->shape[a->dim]);
   for (int64_t i = 0; !rc && i < x->shape[a->dim]; i++) {
     Meta *y = view_add(I);
     if (!y) return MF_ENOMEM;
@@ -577,8 +590,9 @@ static int as_strided_infer(Infer *I) {
   bool fits = true, empty = shape_numel((int)a->size.n, a->size.v) == 0;
   for (int d = 0; d < a->size.n; d++) {
     int64_t reach;
-    if (a->stride.v[d] < 0)
-      return infer_error(I, "stride %lld is negative", (long long)a->stride.v[d]);
+    if (a->stride.v[d] < 0 || a->stride.v[d] > SHAPE_MAX)
+      return infer_error(I, "stride %lld is %s", (long long)a->stride.v[d],
+                         a->stride.v[d] < 0 ? "negative" : "too large");
     if (empty) continue;
     fits &= !__builtin_mul_overflow(a->size.v[d] - 1, a->stride.v[d], &reach) &&
             !__builtin_add_overflow(high, reach, &high);
@@ -610,8 +624,24 @@ OP(as_strided,
 /* -- Gradients --------------------------------------------------------------------------------- */
 
 static int slice_backward_infer(Infer *I) {
-  const struct slice_backward_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  struct slice_backward_args *a = I->args;
+  const Meta *g = I->in[0];
+  int64_t shape[MF_MAX_DIMS], n, last;
+  int rc = want_dims(I);
+  if (!rc) rc = infer_want_sizes(I, "size", &a->size, g->ndim, (DType)g->dtype);
+  if (!rc) rc = infer_dim(I, "dim", &a->dim, g->ndim);
+  if (rc) return rc;
+  memcpy(shape, a->size.v, sizeof(int64_t) * (size_t)g->ndim);
+  n = shape[a->dim] = g->shape[a->dim];
+  if (a->start < 0 || a->start > a->size.v[a->dim] || a->step < 1)
+    return infer_error(I, "start %lld and step %lld are none of a slice of size %lld",
+                       (long long)a->start, (long long)a->step, (long long)a->size.v[a->dim]);
+  if (n && (__builtin_mul_overflow(n - 1, a->step, &last) ||
+            last >= a->size.v[a->dim] - a->start))
+    return infer_error(I, "g has %lld entries in dim %lld; a slice of size %lld has fewer",
+                       (long long)n, (long long)a->dim, (long long)a->size.v[a->dim]);
+  rc = infer_want_shape(I, 0, g->ndim, shape);
+  return rc ? rc : infer_shape(I, (DType)g->dtype, g->ndim, a->size.v);
 }
 
 /* y is zero but at start, start + step, ... of dim, where it is g: the places between are set once.
@@ -653,8 +683,17 @@ OP(slice_backward,
    .cpu = slice_backward_cpu)
 
 static int diagonal_backward_infer(Infer *I) {
-  const struct diagonal_backward_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  struct diagonal_backward_args *a = I->args;
+  const Meta *g = I->in[0];
+  int64_t shape[MF_MAX_DIMS], row, column;
+  int n = 0, ndim = (int)a->size.n, rc = settle_diagonal(I, ndim, &a->dim1, &a->dim2, a->offset);
+  if (!rc) rc = shape_check(I->op->name, ndim, a->size.v, (DType)g->dtype);
+  if (rc) return rc;
+  for (int d = 0; d < ndim; d++)
+    if (d != a->dim1 && d != a->dim2) shape[n++] = a->size.v[d];
+  diagonal_range(a->size.v[a->dim1], a->size.v[a->dim2], a->offset, &row, &column, &shape[n]);
+  rc = infer_want_shape(I, 0, n + 1, shape);
+  return rc ? rc : infer_shape(I, (DType)g->dtype, ndim, a->size.v);
 }
 
 static int diagonal_backward_cpu(const OpCall *c) {
@@ -696,17 +735,30 @@ OP(diagonal_backward,
 
 static int strided_add_infer(Infer *I) {
   const struct strided_add_args *a = I->args;
-  return infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
+  const Meta *g = I->in[0];
+  int rc = infer_want_float(I, 0);
+  if (!rc) rc = infer_want_sizes(I, "size", &a->size, (int)a->stride.n, (DType)g->dtype);
+  if (!rc && a->g_stride.n != g->ndim)
+    rc = infer_error(I, "g_stride has %d entries, g has %d dims", (int)a->g_stride.n, g->ndim);
+  if (!rc && a->copies < 1)
+    rc = infer_error(I, "copies must be at least 1, is %lld", (long long)a->copies);
+  if (!rc)
+    rc = infer_want_inside(I, "stride", (int)a->size.n, a->size.v, a->stride.v, a->offset,
+                           SHAPE_MAX);
+  if (!rc)
+    rc = infer_want_inside(I, "g_stride", g->ndim, g->shape, a->g_stride.v, a->g_offset, SHAPE_MAX);
+  return rc ? rc : infer_shape(I, (DType)g->dtype, (int)a->size.n, a->size.v);
 }
 
-/* How many elements of memory both sides reach. */
+/* How many elements of memory both sides reach; a side without elements reaches none. */
 static int64_t strided_add_reach(const OpCall *c) {
   const struct strided_add_args *a = c->args;
-  int64_t low, high, reach;
+  int64_t low, high, reach = 0, g_reach = 0;
   shape_extent((int)a->size.n, a->size.v, a->stride.v, &low, &high);
-  reach = a->offset + high + 1;
+  if (shape_numel((int)a->size.n, a->size.v)) reach = a->offset + high + 1;
   shape_extent(c->in[0].ndim, c->in[0].shape, a->g_stride.v, &low, &high);
-  return a->g_offset + high + 1 > reach ? a->g_offset + high + 1 : reach;
+  if (view_numel(&c->in[0])) g_reach = a->g_offset + high + 1;
+  return g_reach > reach ? g_reach : reach;
 }
 
 static size_t strided_add_scratch(const OpCall *c) {
@@ -717,6 +769,7 @@ static int strided_add_cpu(const OpCall *c) {
   const struct strided_add_args *a = c->args;
   const View *g = &c->in[0];
   double *memory = c->scratch;
+  if (view_numel(&c->out[0]) == 0) return 0;
   int64_t reach = strided_add_reach(c), size = (int64_t)dtype_size((DType)g->dtype);
   memset(memory, 0, sizeof *memory * (size_t)reach);
   for (int64_t i = 0, n = view_numel(g); i < n; i++) {

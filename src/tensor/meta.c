@@ -8,11 +8,11 @@
 int shape_check(const char *op, int ndim, const int64_t *shape, DType dtype) {
   if (ndim > MF_MAX_DIMS)
     return err_set(MF_EINVAL, "%s: %d dims, at most %d are possible", op, ndim, MF_MAX_DIMS);
-  int64_t limit = INT64_C(1) << 62, n = (int64_t)dtype_size(dtype);
+  int64_t n = 1;
   for (int d = 0; d < ndim; d++) {
     if (shape[d] < 0)
       return err_set(MF_EINVAL, "%s: size %lld in dim %d is negative", op, (long long)shape[d], d);
-    if (shape[d] > 1 && n > limit / shape[d]) {
+    if (shape[d] > 1 && n > SHAPE_MAX / shape[d]) {
       char text[SHAPE_TEXT_MAX];
       return err_set(MF_EINVAL, "%s: shape %s of %s is too large", op,
                      shape_text(ndim, shape, text), dtype_name(dtype));

@@ -58,8 +58,10 @@ static inline bool shape_equal(int a_ndim, const int64_t *a, int b_ndim, const i
   return true;
 }
 
-/* Checks sizes >= 0, ndim and that the number of bytes stays below 2^62; sets the error text
- * beginning with `op`. */
+/* Checks sizes >= 0, ndim and that there are at most SHAPE_MAX elements, sizes of 0 counting as 1;
+ * sets the error text beginning with `op`. So counts are exact as Lua numbers, and bytes of a few
+ * such tensors together cannot overflow. */
+#define SHAPE_MAX (INT64_C(1) << 53)
 int shape_check(const char *op, int ndim, const int64_t *shape, DType dtype);
 
 /* Row-major strides (dims of size 0 count as 1). */
