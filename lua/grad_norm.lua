@@ -92,11 +92,13 @@ grad.group_norm_backward = {
   ['g,x,weight'] = function(v, _, _, o)
     local x, groups = o.x, o.num_groups
     local n, channels = x.shape[1], x.shape[2]
-    local function grouped(t) return t and t:reshape(n, groups, channels / groups, -1) end
+    local inner = 1
+    for d = 3, #x.shape do inner = inner * x.shape[d] end
+    local function grouped(t) return t and t:reshape(n, groups, channels / groups, inner) end
     local function channel(t) return t and t:reshape(1, groups, channels / groups, 1) end
     local dg, dx, dw = second(grouped(v.x), channel(o.params and v.weight or nil),
       channel(o.params and v.bias or nil), grouped(o.g), grouped(x), channel(o.weight), mean_last(2), o.eps, true)
-    return dg and dg:reshape(x.shape), dx and dx:reshape(x.shape), dw and dw:sum({ 0, 3 }):reshape(-1)
+    return dg and dg:reshape(x.shape), dx and dx:reshape(x.shape), dw and dw:sum({ 0, 3 }):reshape(channels)
   end,
 }
 

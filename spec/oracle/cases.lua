@@ -5,6 +5,7 @@
 -- An entry is a function of Values `v` and `add`; add{...} takes the arguments of a call by name.
 -- Sizes v.B may be 0 and v.L large. A field `smooth = false` marks a call whose gradient is not its
 -- slope, by definition of the op.
+local mf = require 'moonflow'
 local Values = require 'spec.oracle.values'
 local cases, domain = {}, {}
 
@@ -190,12 +191,16 @@ function cases.eye(v, add)
   add { n = 3, dtype = v.dtype }
   add { n = 3, m = 5 }
 end
+function cases.merge_ids(v, add)
+  add { x = v:i(0, 4, v.B * v.L) }
+  add { x = v:i(0, 5000, 7) }
+end
 function cases.slice_base(v, add)
   add { x = v:n(4, 3), base_stride = { 3, 1 }, size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
   add { x = v:n(4, 3), base_stride = { 1, 4 }, size = { 2, 3 }, stride = { 2, 4 }, offset = 1 }
 end
 function cases.scatter_base(v, add)
-  add { x = v:n(4, 3), src = v:n(2, 3), base_stride = { 3, 1 }, size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
+  add { x = v:n(4, 3), src = v:n(2, 3), base_stride = { 3, 1 }, src_size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
 end
 
 -- -- Views ----------------------------------------------------------------------------------------
@@ -370,7 +375,7 @@ local function placed(v, add)
   add { x = v:n(v.B, 5), dim = 1 }
   add { x = v:n(5, v.B), dim = 0, keepdim = true }
 end
-cases.max_dim, cases.min_dim, cases.argmax, cases.argmin = placed, placed, placed, placed
+cases.max_dim, cases.min_dim = placed, placed
 function cases.sort(v, add)
   add { x = v:n(v.B, 6 * v.L) }
   add { x = v:n(6, v.B), dim = 0, descending = true }
@@ -601,6 +606,17 @@ function cases.attention(v, add)
   add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:n(3, 5), scale = 0.5 }
   add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:b(v.B, 1, 3, 5), scale = 0.5 }
 end
+function cases.attention_backward(v, add)
+  local function one(args, d)
+    args.y, args.lse = mf._attention(args.q, args.k, args.v, args.mask, { is_causal = args.is_causal, scale = args.scale })
+    args.g = v:n(v.B, 2, args.q.shape[3], d)
+    add(args)
+  end
+  one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 6), scale = 0.5 }, 6)
+  one({ q = v:n(v.B, 2, 4, 4), k = v:n(v.B, 2, 4, 4), v = v:n(v.B, 2, 4, 4), is_causal = true, scale = 0.5 }, 4)
+  one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:n(3, 5), scale = 0.5 }, 4)
+  one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:b(v.B, 1, 3, 5), scale = 0.5 }, 4)
+end
 function cases.cross_entropy(v, add)
   add { x = v:n(v.B, 5 * v.L), target = v:i(0, 5, v.B) }
   add { x = v:n(v.B, 5), target = v:i(0, 5, v.B), weight = v:u(.5, 2, 5), label_smoothing = 0.1 }
@@ -684,6 +700,11 @@ cases['sgd_'] = function(v, add)
   add(lists(v, { 'params', 'grads', 'bufs' }, { lr = 0.1, momentum = 0.9, dampening = 0.1, maximize = true,
     first = true }))
 end
+cases['scale_all_'] = function(v, add)
+  add { scale = v:u(.5, 2), xs = { v:n(v.B, 3 * v.L), v:n(5) } }
+  add { scale = v:u(.5, 2), xs = {} }
+end
+cases['zero_all_'] = function(v, add) add { xs = { v:n(v.B, 3 * v.L), v:n(5) } } end
 local adam = { lr = 0.1, beta1 = 0.8, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, step = 3 }
 local function with(options, more)
   local o = {}

@@ -10,6 +10,8 @@ return {
   no_gradient = {
     ['adadelta_'] = step, ['adagrad_'] = step, ['adagrad_rows_'] = step, ['adam_'] = step, ['adam_rows_'] = step,
     ['adamax_'] = step, ['rmsprop_'] = step, ['sgd_'] = step, ['sgd_rows_'] = step,
+    ['scale_all_'] = 'writes into gradients, which have none',
+    ['zero_all_'] = 'writes into gradients, which have none',
   },
   -- Inputs of ops that have a gradient, which are not served: OP.PARAM.
   no_input_gradient = {
@@ -48,6 +50,7 @@ return {
     as_strided = 'reads memory by strides of its own', view = 'never copies: other strides are refused',
     ['adadelta_'] = 'parameters are dense', ['adagrad_'] = 'parameters are dense', ['adam_'] = 'parameters are dense',
     ['adamax_'] = 'parameters are dense', ['rmsprop_'] = 'parameters are dense', ['sgd_'] = 'parameters are dense',
+    ['scale_all_'] = 'gradients are dense', ['zero_all_'] = 'gradients are dense',
     ['adagrad_rows_'] = 'parameters are contiguous', ['adam_rows_'] = 'parameters are contiguous',
     ['sgd_rows_'] = 'parameters are contiguous',
   },
@@ -56,7 +59,6 @@ return {
   -- No run without elements.
   no_empty = {
     amax = 'nothing has no largest element', amin = 'nothing has no smallest element',
-    argmax = 'nothing has no largest element', argmin = 'nothing has no smallest element',
     mean = 'the mean of nothing is NaN', var = 'the mean of nothing is NaN', std = 'the mean of nothing is NaN',
     cross_entropy = 'the mean of nothing is NaN', mse_loss = 'the mean of nothing is NaN',
     l1_loss = 'the mean of nothing is NaN', smooth_l1_loss = 'the mean of nothing is NaN',

@@ -107,13 +107,15 @@ static size_t room(Scheme *s, const View *v, DType t) {
   return at;
 }
 
-/* Depends on shapes and strides alone. lse is contiguous as the op made it, and of the compute
+/* Depends on shapes and strides alone. lse is used as the op makes it: contiguous and of the compute
  * type. */
 static void scheme_set(Scheme *s, const View *const *given, const View *mask) {
   *s = (Scheme){.compute = given[Q]->dtype == F64 ? F64 : F32};
   for (int k = 0; k < OPERANDS; k++) {
     s->given[k] = given[k];
-    s->copy[k] = given[k] && k != LSE && !rows_readable(given[k], s->compute);
+    if (!given[k]) continue;
+    s->copy[k] = k == LSE ? given[k]->dtype != s->compute || !view_is_contiguous(given[k])
+                          : !rows_readable(given[k], s->compute);
     if (s->copy[k]) s->at[k] = room(s, given[k], s->compute);
   }
   s->copy_mask = !view_absent(mask) && mask->dtype != BOOL && mask->dtype != s->compute;
@@ -324,7 +326,7 @@ static int check_results(Infer *I) {
     rc = infer_want_same_dtype(I, 0, k);
     if (!rc) rc = infer_want_shape(I, k, nd, shape);
   }
-  if (!rc) rc = infer_want_dtype(I, 5, q->dtype == F64 ? F64 : F32);
+  if (!rc) rc = infer_want_float(I, 5);
   return rc ? rc : infer_want_shape(I, 5, nd - 1, shape);
 }
 

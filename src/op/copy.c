@@ -152,8 +152,8 @@ OP(slice_base,
 
 static int scatter_base_infer(Infer *I) {
   const struct scatter_base_args *a = I->args;
-  int rc = check_geometry(I, &a->base_stride, &a->size, &a->stride, a->offset);
-  if (!rc) rc = infer_want_shape(I, 1, (int)a->size.n, a->size.v);
+  int rc = check_geometry(I, &a->base_stride, &a->src_size, &a->stride, a->offset);
+  if (!rc) rc = infer_want_shape(I, 1, (int)a->src_size.n, a->src_size.v);
   if (!rc) rc = infer_same(I);
   if (!rc) memcpy(I->last->stride, a->base_stride.v, sizeof(int64_t) * (size_t)I->last->ndim);
   return rc;
@@ -163,15 +163,15 @@ static int scatter_base_cpu(const OpCall *c) {
   const struct scatter_base_args *a = c->args;
   copy_views(&c->in[0], &c->out[0]);
   if (view_numel(&c->in[1]) == 0) return 0;
-  View part = at_geometry(&c->out[0], a->size.v, a->stride.v, a->size.n, a->offset);
+  View part = at_geometry(&c->out[0], a->src_size.v, a->stride.v, a->src_size.n, a->offset);
   return copy_views(&c->in[1], &part);
 }
 
-/* x laid out by base_stride, with src in the place of the view (size, stride, offset). For the
+/* x laid out by base_stride, with src in the place of the view (src_size, stride, offset). For the
  * tape. */
 OP(scatter_base,
    .signature =
-       "scatter_base(Tensor x, Tensor src, int[] base_stride, int[] size, int[] stride, int "
+       "scatter_base(Tensor x, Tensor src, int[] base_stride, int[] src_size, int[] stride, int "
        "offset) -> Tensor",
    .flags = OP_HIDDEN, .sbp = "B", .linear = "x+src", .infer = scatter_base_infer,
    .cpu = scatter_base_cpu)
