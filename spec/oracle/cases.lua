@@ -380,7 +380,6 @@ function cases.sort(v, add)
   add { x = v:n(v.B, 6 * v.L) }
   add { x = v:n(6, v.B), dim = 0, descending = true }
 end
-cases.argsort = cases.sort
 function cases.topk(v, add)
   add { x = v:n(v.B, 7), k = 3 }
   add { x = v:n(7, v.B), k = 2, dim = 0, largest = false }

@@ -350,7 +350,7 @@ static int push_results(Reading *r, EagerCall *c, int first) {
   }
   bool grad = wants_grad(r);
   if (n_outputs < 0) lua_createtable(L, n, 0);
-  if (n > LUA_MINSTACK / 2) luaL_checkstack(L, n + 4, "too many results");
+  if (n_outputs > LUA_MINSTACK / 2) luaL_checkstack(L, n + 4, "too many results");
   for (int k = 0; k < n; k++) {
     Tensor *t = c->out[k];
     c->out[k] = NULL;

@@ -17,5 +17,7 @@ int call_after_write(Eager *E, EagerCall *c);
 
 /* The name of flattened input k, "xs[2]" in a list; into buf. */
 const char *call_input_name(const EagerCall *c, int k, char *buf, size_t n);
+/* The same of the input that is t. */
+const char *call_name_of(const EagerCall *c, const Tensor *t, char *buf, size_t n);
 
 #endif

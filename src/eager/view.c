@@ -6,6 +6,7 @@
  * a fresh VIEW node over b when it is used next. */
 #include <string.h>
 
+#include "call_int.h"
 #include "mem.h"
 #include "op_args.h"
 #include "op_ids.h"
@@ -71,11 +72,12 @@ static const char *form(const EagerCall *c) {
   return c->into ? "_" : "";
 }
 
-static int refuse_leaf(const EagerCall *c, const char *what) {
+static int refuse_leaf(const EagerCall *c, const Tensor *t, const char *what) {
+  char name[64];
   return err_set(MF_EINVAL,
-                 "%s%s: %s that requires a gradient is written in place; do it inside mf.no_grad, "
-                 "or on a clone",
-                 c->op->name, form(c), what);
+                 "%s%s: %s is %s that requires a gradient and would be written in place; do it "
+                 "inside mf.no_grad, or on a clone",
+                 c->op->name, form(c), call_name_of(c, t, name, sizeof name), what);
 }
 
 static bool is_tracked_leaf(const Tensor *t) {
@@ -84,14 +86,15 @@ static bool is_tracked_leaf(const Tensor *t) {
 
 int tape_check_inplace(EagerCall *c, Tensor *t, bool tracked) {
   Tensor *base = tensor_base(t);
-  if (is_tracked_leaf(t)) return refuse_leaf(c, "a leaf");
-  if (is_tracked_leaf(base)) return refuse_leaf(c, "a view of a leaf");
+  char name[64];
+  if (is_tracked_leaf(t)) return refuse_leaf(c, t, "a leaf");
+  if (is_tracked_leaf(base)) return refuse_leaf(c, t, "a view of a leaf");
   if (t->blind && (base == t ? t->ag && t->ag->node : tracked || tensor_requires_grad(base)))
     return err_set(
         MF_EINVAL,
-        "%s%s: a view made inside mf.no_grad is written in place outside of it, and the gradient "
-        "would be lost; make the view outside",
-        c->op->name, form(c));
+        "%s%s: %s is a view made inside mf.no_grad and would be written in place outside of it, "
+        "and the gradient be lost; make the view outside",
+        c->op->name, form(c), call_name_of(c, t, name, sizeof name));
   return 0;
 }
 

@@ -21,26 +21,36 @@ static bool same_place(const Tensor *a, const Tensor *b) {
   return tensor_same_shape(a, b) && shape_equal(a->m.ndim, a->m.stride, b->m.ndim, b->m.stride);
 }
 
-static int refuse_overlap(const EagerCall *c) {
-  return err_set(
-      MF_EINVAL,
-      "%s%s: several elements of the tensor share one place in memory (it was expanded); "
-      "clone it first",
-      c->op->name, c->into ? "_" : "");
+const char *call_input_name(const EagerCall *c, int k, char *buf, size_t n) {
+  Infer I = {.op = c->op, .args = c->args};
+  return infer_name(&I, k, buf, n);
+}
+
+const char *call_name_of(const EagerCall *c, const Tensor *t, char *buf, size_t n) {
+  int k = 0;
+  while (k < c->n_in - 1 && c->in[k] != t) k++;
+  return call_input_name(c, k, buf, n);
+}
+
+static int refuse_overlap(const EagerCall *c, const Tensor *t) {
+  char name[64];
+  return err_set(MF_EINVAL,
+                 "%s%s: several elements of %s share one place in memory (it was expanded); clone "
+                 "it first",
+                 c->op->name, c->into ? "_" : "", call_name_of(c, t, name, sizeof name));
 }
 
 int call_check_into(EagerCall *c, const Meta *result) {
   const Tensor *t = c->into;
   char want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
   if (!shape_equal(result->ndim, result->shape, t->m.ndim, t->m.shape))
-    return err_set(MF_EINVAL,
-                   "%s_: the result has shape %s and does not fit into a tensor of shape %s",
+    return err_set(MF_EINVAL, "%s_: the result has shape %s and does not fit into %s of shape %s",
                    c->op->name, shape_text(result->ndim, result->shape, want),
-                   shape_text(t->m.ndim, t->m.shape, have));
+                   c->op->params[0].name, shape_text(t->m.ndim, t->m.shape, have));
   DType from = (DType)result->dtype, to = (DType)t->m.dtype;
   if (dtype_kind(from) > dtype_kind(to) || (from == BOOL && to != BOOL))
-    return err_set(MF_EINVAL, "%s_: a result of %s cannot be written into %s", c->op->name,
-                   dtype_name(from), dtype_name(to));
+    return err_set(MF_EINVAL, "%s_: %s is %s, into which a result of %s cannot be written",
+                   c->op->name, c->op->params[0].name, dtype_name(to), dtype_name(from));
   return 0;
 }
 
@@ -61,7 +71,7 @@ static int each_written(EagerCall *c, int (*each)(EagerCall *, Tensor *)) {
 }
 
 static int check_written(EagerCall *c, Tensor *t) {
-  return self_overlaps(t) ? refuse_overlap(c) : 0;
+  return self_overlaps(t) ? refuse_overlap(c, t) : 0;
 }
 
 static int check_tracked(EagerCall *c, Tensor *t) {
@@ -123,9 +133,4 @@ int call_separate(Eager *E, EagerCall *c, Tensor **copies) {
   }
   c->in = copies;
   return 0;
-}
-
-const char *call_input_name(const EagerCall *c, int k, char *buf, size_t n) {
-  Infer I = {.op = c->op, .args = c->args};
-  return infer_name(&I, k, buf, n);
 }

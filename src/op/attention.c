@@ -107,8 +107,8 @@ static size_t room(Scheme *s, const View *v, DType t) {
   return at;
 }
 
-/* Depends on shapes and strides alone. lse is used as the op makes it: contiguous and of the compute
- * type. */
+/* Depends on shapes and strides alone. lse is used as the op makes it: contiguous and of the
+ * compute type. */
 static void scheme_set(Scheme *s, const View *const *given, const View *mask) {
   *s = (Scheme){.compute = given[Q]->dtype == F64 ? F64 : F32};
   for (int k = 0; k < OPERANDS; k++) {

@@ -304,8 +304,7 @@ static int check_weights(Infer *I, const Meta *image, const Meta *w, int64_t gro
   if (groups < 1 || w->shape[0] % groups || w->shape[1] > SHAPE_MAX / groups)
     return infer_error(I, "groups is %lld; it must divide the %lld output channels of w",
                        (long long)groups, (long long)w->shape[0]);
-  if (out ? channels == w->shape[0] : channels == w->shape[1] * groups)
-    return 0;
+  if (out ? channels == w->shape[0] : channels == w->shape[1] * groups) return 0;
   if (out)
     return infer_error(I, "g is %s, w is %s; g's channels must equal w's first size",
                        shape_text(image->ndim, image->shape, tx), shape_text(4, w->shape, tw));

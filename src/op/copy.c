@@ -95,23 +95,25 @@ OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .inf
 /* -- Writing through a view -------------------------------------------------------------------- */
 
 /* Input 0, laid out by base_stride, has all places that the view reaches. */
-static int check_geometry(Infer *I, const IntList *base_stride, const IntList *size,
-                          const IntList *stride, int64_t offset) {
+static int check_geometry(Infer *I, const IntList *base_stride, const char *name,
+                          const IntList *size, const IntList *stride, int64_t offset) {
   const Meta *x = I->in[0];
   int64_t n = meta_numel(x);
   if (base_stride->n != x->ndim)
     return infer_error(I, "base_stride has %d entries, x has %d dims", (int)base_stride->n,
                        x->ndim);
-  int rc = infer_want_sizes(I, "size", size, (int)stride->n, (DType)x->dtype);
+  int rc = infer_want_sizes(I, name, size, (int)stride->n, (DType)x->dtype);
   if (!rc) rc = infer_want_inside(I, "base_stride", x->ndim, x->shape, base_stride->v, 0, n);
-  return rc ? rc : infer_want_inside(I, "stride", (int)size->n, size->v, stride->v, offset, n);
+  if (rc || !infer_want_inside(I, "stride", (int)size->n, size->v, stride->v, offset, n)) return rc;
+  return infer_error(I, "the view of this %s, stride and offset does not lie in what is now its base",
+                     name);
 }
 
 /* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it
  * addresses in the base. */
 static int slice_base_infer(Infer *I) {
   const struct slice_base_args *a = I->args;
-  int rc = check_geometry(I, &a->base_stride, &a->size, &a->stride, a->offset);
+  int rc = check_geometry(I, &a->base_stride, "size", &a->size, &a->stride, a->offset);
   return rc ? rc : infer_shape(I, (DType)I->in[0]->dtype, (int)a->size.n, a->size.v);
 }
 
@@ -152,7 +154,7 @@ OP(slice_base,
 
 static int scatter_base_infer(Infer *I) {
   const struct scatter_base_args *a = I->args;
-  int rc = check_geometry(I, &a->base_stride, &a->src_size, &a->stride, a->offset);
+  int rc = check_geometry(I, &a->base_stride, "src_size", &a->src_size, &a->stride, a->offset);
   if (!rc) rc = infer_want_shape(I, 1, (int)a->src_size.n, a->src_size.v);
   if (!rc) rc = infer_same(I);
   if (!rc) memcpy(I->last->stride, a->base_stride.v, sizeof(int64_t) * (size_t)I->last->ndim);

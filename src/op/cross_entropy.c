@@ -185,8 +185,7 @@ static int bad_label(const char *op, const View *t, int64_t at, int64_t label, i
   }
   if (ignore_index < 0 || ignore_index >= classes)
     snprintf(also, sizeof also, ", or ignore_index %lld", (long long)ignore_index);
-  return err_set(MF_EINVAL,
-                 "%s: target %lld at %s is out of range; legal are 0 to %lld%s", op,
+  return err_set(MF_EINVAL, "%s: target %lld at %s is out of range; legal are 0 to %lld%s", op,
                  (long long)label, shape_text(t->ndim, place, text), (long long)classes - 1, also);
 }
 
@@ -341,7 +340,8 @@ static int cross_entropy_cpu(const OpCall *c) {
   const struct cross_entropy_args *a = c->args;
   const View *loss = &c->out[0], *total = &c->out[2];
   EntropyJob j;
-  int rc = check_labels(c->op->name, &c->in[1], c->in[0].shape[class_dim(c->in[0].ndim)], a->ignore_index);
+  int rc = check_labels(c->op->name, &c->in[1], c->in[0].shape[class_dim(c->in[0].ndim)],
+                        a->ignore_index);
   if (rc) return rc;
   forward_prepare(&j, c, c->scratch);
   PointwiseClass cls = block_class((DType)c->in[0].dtype);
@@ -409,7 +409,8 @@ static int cross_entropy_backward_cpu(const OpCall *c) {
   const struct cross_entropy_backward_args *a = c->args;
   EntropyJob j;
   PointwiseClass cls = block_class((DType)c->in[1].dtype);
-  int rc = check_labels(c->op->name, &c->in[2], c->in[1].shape[class_dim(c->in[1].ndim)], a->ignore_index);
+  int rc = check_labels(c->op->name, &c->in[2], c->in[1].shape[class_dim(c->in[1].ndim)],
+                        a->ignore_index);
   if (rc || view_numel(&c->out[0]) == 0) return rc;
   backward_prepare(&j, c, c->scratch);
   lines_run(&j.lines, cls == PW_F32 ? gradient_line_f32 : gradient_line_f64, &j, j.lines.scratch);

@@ -206,9 +206,11 @@ static int arange_infer(Infer *I) {
   if (a->step == 0 || a->step != a->step) return infer_error(I, "step must not be %g", a->step);
   double count = ceil((a->end - a->start) / a->step);
   if (!(count >= 0))
-    return infer_error(I, "from %g one does not come to %g by steps of %g", a->start, a->end,
-                       a->step);
-  if (count > 1e15) return infer_error(I, "%g elements are too many", count);
+    return infer_error(I, "from start %g one does not come to end %g by steps of %g", a->start,
+                       a->end, a->step);
+  if (count > 1e15)
+    return infer_error(I, "from start %g to end %g there are %g elements, which are too many",
+                       a->start, a->end, count);
   bool whole = a->start == floor(a->start) && a->end == floor(a->end) && a->step == floor(a->step);
   int64_t n = (int64_t)count;
   return make(I, a->dtype == DTYPE_NONE && whole ? I64 : a->dtype, a->device, 1, &n);
@@ -287,6 +289,9 @@ OP(logspace,
 static int eye_infer(Infer *I) {
   const struct eye_args *a = I->args;
   int64_t size[] = {a->n, a->has_m ? a->m : a->n};
+  if (a->n < 0 || size[1] < 0)
+    return infer_error(I, "n %lld and m %lld must not be negative", (long long)a->n,
+                       (long long)size[1]);
   return make(I, a->dtype, a->device, 2, size);
 }
 

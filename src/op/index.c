@@ -641,6 +641,7 @@ static int embedding_backward_infer(Infer *I) {
   if (rc) return rc;
   if (g->ndim != ids->ndim + 1 || memcmp(g->shape, ids->shape, sizeof(int64_t) * (size_t)ids->ndim))
     return infer_error(I, "g has not the shape of ids and one dim more");
+  if (a->num < 0) return infer_error(I, "num %lld is negative", (long long)a->num);
   if (a->has_padding_idx && (a->padding_idx < 0 || a->padding_idx >= a->num))
     return infer_error(I, "padding_idx %lld is out of range; legal are 0 to %lld",
                        (long long)a->padding_idx, (long long)a->num - 1);

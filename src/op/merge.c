@@ -20,8 +20,7 @@ static const SortPair *sorted_ids(const View *x, SortPair **block) {
     (*block)[i] = (SortPair){(uint64_t)id, i};
     if (id > most) most = id;
     if (id >= 0) continue;
-    err_set(MF_EINVAL, "merge_ids: ids[%lld] is %lld; ids count from 0", (long long)i,
-            (long long)id);
+    err_set(MF_EINVAL, "merge_ids: x[%lld] is %lld; ids count from 0", (long long)i, (long long)id);
     return NULL;
   }
   return sort_pairs(n, 64 - __builtin_clzll((uint64_t)most | 1), *block, *block + n);

@@ -70,9 +70,9 @@ static int running_sums(const OpCall *c, int64_t row, Candidate *r, int64_t *pos
     *positive += w > 0;
     r[i] = (Candidate){sum += w, i};
   }
-  return *positive
-             ? 0
-             : err_set(MF_EINVAL, "multinomial: all weights of row %lld are 0", (long long)row);
+  return *positive ? 0
+                   : err_set(MF_EINVAL, "multinomial: all weights in row %lld of x are 0",
+                             (long long)row);
 }
 
 static void with_replacement(const struct multinomial_args *a, int64_t row, int64_t n,

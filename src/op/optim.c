@@ -293,9 +293,13 @@ static int rows_infer(Infer *I) {
   if (!fit) return infer_error(I, "values must have one row of the parameter for each id");
   if (!meta_is_contiguous(p) || !meta_is_contiguous(ids) || !meta_is_contiguous(values))
     return infer_error(I, "all tensors must be contiguous");
-  for (int k = 3; k < I->n_in; k++)
+  for (int k = 3; k < I->n_in; k++) {
+    char name[64];
     if (I->in[k] && !same_layout(p, I->in[k]))
-      return infer_error(I, "a state must lie in memory as the parameter does");
+      return infer_error(I,
+                         "%s must have the dtype and shape of param, and lie in memory as it does",
+                         infer_name(I, k, name, sizeof name));
+  }
   return 0;
 }
 

@@ -244,7 +244,7 @@ static int pooled_sizes(Infer *I, const Window *w, bool ceil_mode, const int64_t
     out[k] = out_size(size[k], w, k, ceil_mode);
   }
   if (out[0] > 0 && out[1] > 0) return 0;
-  return infer_error(I, "a window of (%lld, %lld) does not fit into an image of (%lld, %lld)",
+  return infer_error(I, "kernel_size (%lld, %lld) does not fit into an image of (%lld, %lld)",
                      (long long)w->kernel[0], (long long)w->kernel[1], (long long)size[0],
                      (long long)size[1]);
 }

@@ -636,8 +636,7 @@ static int slice_backward_infer(Infer *I) {
   if (a->start < 0 || a->start > a->size.v[a->dim] || a->step < 1)
     return infer_error(I, "start %lld and step %lld are none of a slice of size %lld",
                        (long long)a->start, (long long)a->step, (long long)a->size.v[a->dim]);
-  if (n && (__builtin_mul_overflow(n - 1, a->step, &last) ||
-            last >= a->size.v[a->dim] - a->start))
+  if (n && (__builtin_mul_overflow(n - 1, a->step, &last) || last >= a->size.v[a->dim] - a->start))
     return infer_error(I, "g has %lld entries in dim %lld; a slice of size %lld has fewer",
                        (long long)n, (long long)a->dim, (long long)a->size.v[a->dim]);
   rc = infer_want_shape(I, 0, g->ndim, shape);
