@@ -105,8 +105,8 @@ static int check_geometry(Infer *I, const IntList *base_stride, const char *name
   int rc = infer_want_sizes(I, name, size, (int)stride->n, (DType)x->dtype);
   if (!rc) rc = infer_want_inside(I, "base_stride", x->ndim, x->shape, base_stride->v, 0, n);
   if (rc || !infer_want_inside(I, "stride", (int)size->n, size->v, stride->v, offset, n)) return rc;
-  return infer_error(I, "the view of this %s, stride and offset does not lie in what is now its base",
-                     name);
+  return infer_error(
+      I, "the view of this %s, stride and offset does not lie in what is now its base", name);
 }
 
 /* y = x with the strides base_stride, so that (size, stride, offset) addresses in it what it
