@@ -226,22 +226,24 @@ Device *meta_device_create(Context *context) {
   return host_create(context, &meta_api, 1);
 }
 
-void *stream_scratch(Stream *s, size_t bytes) {
-  if (bytes > s->scratch_bytes) {
-    free(s->scratch);
-    s->scratch_bytes = 0;
-    s->scratch = system_alloc((bytes + 4095) & ~(size_t)4095);
-    if (s->scratch) s->scratch_bytes = (bytes + 4095) & ~(size_t)4095;
-  }
-  return s->scratch;
-}
-
 DeviceStats device_stats(Device *d) {
   CpuDevice *c = (CpuDevice *)d;
   pthread_mutex_lock(&c->lock);
   DeviceStats stats = c->stats;
   pthread_mutex_unlock(&c->lock);
   return stats;
+}
+
+void *stream_scratch(Stream *s, size_t bytes) {
+  if (bytes > s->scratch_bytes) {
+    DeviceStats m = device_stats(s->device);
+    if (bytes > SIZE_MAX / 4 || (m.limit && m.in_use + bytes > m.limit)) return NULL;
+    free(s->scratch);
+    s->scratch_bytes = 0;
+    s->scratch = system_alloc((bytes + 4095) & ~(size_t)4095);
+    if (s->scratch) s->scratch_bytes = (bytes + 4095) & ~(size_t)4095;
+  }
+  return s->scratch;
 }
 
 void device_set_limit(Device *d, size_t bytes) {

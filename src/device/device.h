@@ -58,7 +58,7 @@ struct Event {
 };
 
 /* Memory that a kernel may use until it returns; contents undefined; aligned to 64. NULL when there
- * is none. One block a stream. */
+ * is none, or when it would lead above the limit with what is in use. One block a stream. */
 void *stream_scratch(Stream *s, size_t bytes);
 
 DeviceStats device_stats(Device *d);
