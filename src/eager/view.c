@@ -92,8 +92,8 @@ int tape_check_inplace(EagerCall *c, Tensor *t, bool tracked) {
   if (t->blind && (base == t ? t->ag && t->ag->node : tracked || tensor_requires_grad(base)))
     return err_set(
         MF_EINVAL,
-        "%s%s: %s is a view made inside mf.no_grad and would be written in place outside of it, "
-        "and the gradient be lost; make the view outside",
+        "%s%s: %s is a view made inside mf.no_grad and would be written in place outside of it: "
+        "the gradient would be lost; make the view outside",
         c->op->name, form(c), call_name_of(c, t, name, sizeof name));
   return 0;
 }
