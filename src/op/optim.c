@@ -784,7 +784,7 @@ static int scale_all_cpu(const OpCall *c) {
 
 static int scale_all_sbp(SbpAsk *q) {
   int rc = together_sbp(q), row = q->n_in + q->n_out;
-  for (int i = 0; !rc && i < sbp_count(q); i++) q->found.at[i * row] = (Sbp){SBP_B};
+  for (int i = 0; !rc && i < sbp_count(q); i++) q->found.at[i * row] = (Sbp){.kind = SBP_B};
   return rc;
 }
 

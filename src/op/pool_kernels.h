@@ -44,7 +44,7 @@ static void NAME(lanes_max)(const Pool *p, const Span *s, const Lanes *l, const 
       if (first) memcpy(best, v, sizeof(T) * (size_t)l->wide);
       else
         for (int64_t i = 0; i < (l->wide & -GROUP); i++)
-          best[i] = (v[i] > best[i]) | (v[i] != v[i]) ? v[i] : best[i];
+          best[i] = ((v[i] > best[i]) | (v[i] != v[i])) ? v[i] : best[i];
       first = false;
     }
   }

@@ -33,8 +33,8 @@ static inline float vec_exp(float x) {
   return p * a.f * b.f;
 }
 
-/* log(1 + x) as e log(2) + log(1 + f), |f| <= 1/3: f is what is left of 1 + x when 2^e is taken out,
- * with the rounding of the sum put right. */
+/* log(1 + x) as e log(2) + log(1 + f), |f| <= 1/3: f is what is left of 1 + x when 2^e is taken
+ * out, with the rounding of the sum put right. */
 static inline float vec_log1p(float x) {
   VecBits u = {.f = 1.0f + x}, m, scale;
   int32_t e = (u.i - 0x3f2aaaab) & ~0x7fffff;
