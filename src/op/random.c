@@ -316,6 +316,7 @@ static size_t randperm_scratch(const OpCall *c) {
 static int randperm_cpu(const OpCall *c) {
   const struct randperm_args *a = c->args;
   SortPair *pairs = c->scratch;
+  if (a->n == 0) return 0;
   Draw d = {.key = a->generator, .fill = fill_below, .width = 8};
   for (int64_t i = 0; i < a->n; i += BLOCK) {
     uint64_t block[BLOCK];

@@ -10,7 +10,7 @@
 
 typedef union VecBits {
   float f;
-  int32_t i;
+  uint32_t u;
 } VecBits;
 
 /* e^x as 2^n e^r with |r| <= log(2) / 2. A sum with 1.5 * 2^23 rounds to whole numbers and has n in
@@ -28,8 +28,8 @@ static inline float vec_exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  int32_t i = shifted.i - 0x4b400000, half = i >> 1;
-  VecBits a = {.i = (half + 127) << 23}, b = {.i = (i - half + 127) << 23};
+  int32_t i = (int32_t)(shifted.u - 0x4b400000u), half = i >> 1;
+  VecBits a = {.u = (uint32_t)(half + 127) << 23}, b = {.u = (uint32_t)(i - half + 127) << 23};
   return p * a.f * b.f;
 }
 
@@ -37,9 +37,9 @@ static inline float vec_exp(float x) {
  * out, with the rounding of the sum put right. */
 static inline float vec_log1p(float x) {
   VecBits u = {.f = 1.0f + x}, m, scale;
-  int32_t e = (u.i - 0x3f2aaaab) & ~0x7fffff;
-  m.i = u.i - e;
-  scale.i = 0x3f800000 - e;
+  uint32_t e = (u.u - 0x3f2aaaabu) & ~0x7fffffu;
+  m.u = u.u - e;
+  scale.u = 0x3f800000u - e;
   float f = (m.f - 1.0f) + (x - (u.f - 1.0f)) * scale.f, s = f * f;
   float r = -0.130187988f * f + 0.140889585f, t = -0.121489584f * f + 0.139809534f;
   r = r * s + t;
@@ -49,7 +49,7 @@ static inline float vec_log1p(float x) {
   r = r * f + 0.333331943f;
   r = r * f - 0.5f;
   r = r * s + f;
-  r = (float)(e >> 23) * 0.693147182f + r;
+  r = (float)((int32_t)e >> 23) * 0.693147182f + r;
   r = x == INFINITY ? x : r;
   return x > -1.0f ? r : x == -1.0f ? -INFINITY : NAN;
 }
