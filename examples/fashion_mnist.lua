@@ -59,7 +59,8 @@ mf.manual_seed(o.seed)
 local model = Net()
 local opt = optim.AdamW(model:parameters(), { lr = o.lr })
 local loader = data.DataLoader(train, { batch_size = o.batch, shuffle = true, drop_last = true })
-local schedule = optim.lr_scheduler.OneCycleLR(opt, o.lr, o.epochs, loader:len())
+local schedule = optim.lr_scheduler.OneCycleLR(opt, o.lr,
+  { epochs = o.epochs, steps_per_epoch = loader:len() })
 print(model)
 
 local function accuracy()

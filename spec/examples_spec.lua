@@ -1,0 +1,90 @@
+-- The programs of examples/, on data made here: ten classes of images that differ by one bright row.
+
+local program = 0
+while arg[program - 1] do program = program - 1 end
+local MOONFLOW = arg[program]
+
+describe('examples', function()
+  local folder
+
+  local function run(command)
+    local p = io.popen(MOONFLOW .. ' examples/' .. command .. ' 2>&1; echo "exit $?"')
+    local text = p:read '*a'
+    p:close()
+    local output, code = text:match '^(.-)exit (%d+)\n$'
+    return output, tonumber(code)
+  end
+
+  local function write(name, text)
+    local f = assert(io.open(folder .. '/' .. name, 'wb'))
+    f:write(text)
+    f:close()
+  end
+
+  local function contents(name)
+    local f = assert(io.open(folder .. '/' .. name, 'rb'))
+    local text = f:read '*a'
+    f:close()
+    return text
+  end
+
+  setup(function()
+    local p = io.popen 'mktemp -d'
+    folder = p:read '*l'
+    p:close()
+    local dark, bright = ('\0'):rep(28), ('\200'):rep(28)
+    for part, n in pairs { train = 400, t10k = 100 } do
+      local images, labels = {}, {}
+      for i = 0, n - 1 do
+        labels[i + 1] = string.char(i % 10)
+        images[i + 1] = dark:rep(i % 10 * 2 + 4) .. bright .. dark:rep(23 - i % 10 * 2)
+      end
+      local size = string.char(0, 0, math.floor(n / 256), n % 256)
+      write(part .. '-images-idx3-ubyte', '\0\0\8\3' .. size .. '\0\0\0\28\0\0\0\28' .. table.concat(images))
+      write(part .. '-labels-idx1-ubyte', '\0\0\8\1' .. size .. table.concat(labels))
+    end
+  end)
+  teardown(function() os.execute('rm -rf ' .. folder) end)
+
+  local function train(more)
+    return run(('fashion_mnist.lua --data %s --batch 40 %s'):format(folder, more))
+  end
+
+  it('fashion_mnist.lua learns, and the same seed gives the same weights', function()
+    for _, name in ipairs { 'a', 'b' } do
+      local output, code = train(('--epochs 3 --save %s/%s.safetensors'):format(folder, name))
+      assert.equal(0, code, output)
+      local accuracy = tonumber(output:match 'test accuracy (%d%.%d%d%d%d)\n$')
+      assert.truthy(accuracy and accuracy > 0.8, output)
+      assert.truthy(output:find 'epoch 3 .-test accuracy', output)
+    end
+    assert.is_true(contents 'a.safetensors' == contents 'b.safetensors')
+  end)
+
+  it('fashion_mnist.lua goes on from what it saved', function()
+    local output, code = train(('--epochs 3 --resume %s/a.safetensors --save %s/c.safetensors'):format(folder, folder))
+    assert.equal(0, code, output)
+    assert.is_nil(output:find 'epoch %d+  ', output)
+    assert.truthy(output:find 'test accuracy', output)
+    output, code = train(('--epochs 4 --resume %s/a.safetensors --save %s/c.safetensors'):format(folder, folder))
+    assert.equal(0, code, output)
+    assert.truthy(output:find 'epoch 4 ' and not output:find 'epoch 3 ', output)
+  end)
+
+  it('say what they take, and what is missing', function()
+    for _, name in ipairs { 'fashion_mnist.lua', 'bench.lua', 'bench_all.lua' } do
+      local output, code = run(name .. ' --help')
+      assert.equal(0, code, output)
+      assert.truthy(output:find '%-%-%l+', output)
+    end
+    local output, code = run 'fashion_mnist.lua --data /nowhere'
+    assert.equal(1, code)
+    assert.truthy(output:find('dataset-fashion-mnist', 1, true) and output:find('--data', 1, true), output)
+  end)
+
+  it('bench.lua prints one line of JSON', function()
+    local output, code = run 'bench.lua mlp --steps 2 --warmup 0 --loss'
+    assert.equal(0, code, output)
+    assert.truthy(output:find '^{"framework": "moonflow", .*"losses": %[%d%.%d+, %d%.%d+%]}\n$', output)
+  end)
+end)
