@@ -111,7 +111,8 @@ for epoch = done + 1, o.epochs do
   if not ok then
     if not tostring(result):find 'interrupt' then error(result, 0) end
     save(epoch - 1)
-    print(('\nsaved; go on with  moonflow %s --resume %s'):format(arg[0], o.save))
+    print(('\nsaved; epoch %d begins again with\n  %s --resume %s'):format(epoch,
+      table.concat(arg, ' ', -1), o.save))
     os.exit(130)
   end
   score = accuracy()

@@ -336,7 +336,8 @@ end
 function Loader:len() return self.batches:len() end
 
 -- A pass over the data: a function that returns the values of the next batch.
-function Loader:__call()
+function Loader:__call(...)
+  if select('#', ...) > 0 then fail 'DataLoader: call it, as in `for x, y in loader() do`' end
   local next_batch = self.batches:iter()
   if self.num_workers > 0 then return require 'moonflow.worker'.iterate(self, next_batch) end
   return function()

@@ -91,7 +91,10 @@ local function class(name, spec)
       if mf.is_tensor(params) or type(params) ~= 'table' then
         fail('%s: a table of tensors or of groups is needed, this is a %s', name, type(params))
       end
-      if #params == 0 then fail('%s: the list of parameters is empty', name) end
+      if #params == 0 then
+        local hint = params.parameters and '; a module gives its own by :parameters()' or ''
+        fail('%s: the list of parameters is empty%s', name, hint)
+      end
       local is_list = mf.is_tensor(params[1]) or type(params[1]) ~= 'table'
       for _, group in ipairs(is_list and { { params = params } } or params) do
         self:add_param_group(group)

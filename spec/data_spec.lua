@@ -362,6 +362,13 @@ describe('workers', function()
     assert(ok or err:find('loader.dataset.file', 1, true), err)
   end)
 
+  it('say that the loader must be called', function()
+    local l = data.DataLoader(data.TensorDataset(mf.ones(4)), { batch_size = 2 })
+    fails('for x, y in loader() do', function()
+      for _ in l do error 'endless' end
+    end)
+  end)
+
   it('are at most prefetch_factor batches ahead', function()
     -- The count is read while the worker writes it.
     local program = 0
