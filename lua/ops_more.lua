@@ -217,8 +217,15 @@ function mf.tensordot(x, y, ...)
   if type(dims) == 'table' and dims.dims then dims = dims.dims end
   local a, b = {}, {}
   if type(dims or 2) == 'number' then
-    for k = 1, dims or 2 do a[k], b[k] = x:dim() - (dims or 2) + k - 1, k - 1 end
+    local n, most = dims or 2, math.min(x:dim(), y:dim())
+    if not (n >= 0 and n <= most and n == math.floor(n)) then
+      fail('tensordot: dims must be a whole number from 0 to %d, is %s', most, tostring(n))
+    end
+    for k = 1, n do a[k], b[k] = x:dim() - n + k - 1, k - 1 end
   else
+    if type(dims) ~= 'table' or type(dims[1]) ~= 'table' or type(dims[2]) ~= 'table' then
+      fail('tensordot: dims must be a number or two tables of dims, is a %s', type(dims))
+    end
     for k, d in ipairs(dims[1]) do a[k] = d % x:dim() end
     for k, d in ipairs(dims[2]) do b[k] = d % y:dim() end
   end

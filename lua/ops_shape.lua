@@ -145,16 +145,21 @@ local function repeated(counts, n, level)
   if counts:dim() > 1 or counts:is_floating_point() then
     error('repeat_interleave: repeats must be a number or a 1-d tensor of whole numbers', level + 1)
   end
-  local list, places = counts:reshape(-1):tolist(), {}
+  local list, total = counts:reshape(-1):tolist(), 0
   if #list ~= n and #list ~= 1 then
     error(('repeat_interleave: repeats has %d entries, the dim has %d'):format(#list, n), level + 1)
   end
   for i = 1, n do
     local times = #list == 1 and list[1] or list[i]
     if times < 0 then error(('repeat_interleave: repeats holds %d, which is negative'):format(times), level + 1) end
-    for _ = 1, times do places[#places + 1] = i - 1 end
+    total = total + times
   end
-  return mf.tensor(places, { dtype = mf.int64 })
+  if total > 2 ^ 53 then error('repeat_interleave: repeats asks for too many entries', level + 1) end
+  if n == 0 then return mf.zeros({ 0 }, { dtype = mf.int64 }) end
+  -- 1 where an entry gives way to the next; sums of these are the entries' numbers
+  local ends = counts:reshape(-1):long():expand(n):cumsum(0):narrow(0, 0, n - 1)
+  local steps = mf.zeros({ total + 1 }, { dtype = mf.int64 })
+  return steps:index_add(0, ends, mf.ones_like(ends)):cumsum(0):narrow(0, 0, total)
 end
 
 -- Each entry of dim repeated in its place; repeats is a number or a tensor with one for each entry.

@@ -1,4 +1,5 @@
--- The same calls under each instruction set that the machine has (MF_ISA): floats equal but for rounding, whole numbers and bool exactly.
+-- The same calls under each instruction set that the machine has (MF_ISA): floats equal but for
+-- rounding, whole numbers and bool exactly.
 local mf = require 'moonflow'
 local Values = require 'spec.oracle.values'
 

@@ -3,7 +3,7 @@
 local mf = require 'moonflow'
 
 local function refused(name, what, ...)
-  local ok, text = pcall(mf['_' .. name] or mf[name], ...)
+  local ok, text = pcall(mf['_' .. name] or mf[name] or mf.Tensor[name], ...)
   assert.is_false(ok, name .. ' accepts a wrong ' .. what)
   assert.truthy(text:find(name .. ': ', 1, true), text)
   assert.truthy(text:find(what, 1, true), text)
@@ -99,6 +99,17 @@ describe('ops refuse', function()
     refused('chunk', 'at most', mf.ones(0), 2 ^ 40)
     local many = mf.ones(1):expand(30000):unbind()
     assert.are.equal(30000, #many)
+  end)
+
+  it('counts that would be loops without end', function()
+    refused('tensordot', 'dims', x, x:t(), 2 ^ 60)
+    refused('tensordot', 'dims', x, x:t(), -1)
+    refused('tensordot', 'dims', x, x:t(), 'all')
+    local n = mf.full({ 3 }, 2 ^ 53, { dtype = mf.int64 })
+    refused('repeat_interleave', 'repeats', mf.ones(3), n)
+    assert.are.same({ 1, 1, 3, 3, 3 }, mf.tensor({ 1, 2, 3 }):repeat_interleave(ids(2, 0, 3)):tolist())
+    assert.are.same({ 1, 1, 2, 2 }, mf.tensor({ 1, 2 }):repeat_interleave(ids(2)):tolist())
+    assert.are.same({}, mf.tensor({ 1, 2 }):repeat_interleave(ids(0, 0)):tolist())
   end)
 
   -- Windows between whose elements the image is: no element is there to choose. PyTorch has -inf.

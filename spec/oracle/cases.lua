@@ -455,7 +455,6 @@ end
 function cases.scatter(v, add)
   local rows = {}
   for k = 1, v.B do rows[k] = v:p(5, 3) end
-  local mf = require 'moonflow'
   local index = v.B > 0 and mf.stack(rows) or mf.zeros(0, 3):long()
   add { x = v:n(v.B, 5), dim = 1, index = index, src = v:n(v.B, 3) }
   add { x = v:n(v.B, 5), dim = 1, index = index, src = 2.5 }
@@ -607,7 +606,8 @@ function cases.attention(v, add)
 end
 function cases.attention_backward(v, add)
   local function one(args, d)
-    args.y, args.lse = mf._attention(args.q, args.k, args.v, args.mask, { is_causal = args.is_causal, scale = args.scale })
+    local options = { is_causal = args.is_causal, scale = args.scale }
+    args.y, args.lse = mf._attention(args.q, args.k, args.v, args.mask, options)
     args.g = v:n(v.B, 2, args.q.shape[3], d)
     add(args)
   end

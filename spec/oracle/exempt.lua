@@ -28,8 +28,8 @@ return {
     attention = { lse = true },
     batch_norm = { mean = true, rstd = true, running_mean = true, running_var = true },
   },
-  -- The line gives total derivatives: some inputs are made from others, which a difference does not know. Covered by the second gradients
-  -- of the op whose gradient it is.
+  -- The line gives total derivatives: some inputs are made from others, which a difference does not
+  -- know. Covered by the second gradients of the op whose gradient it is.
   total_gradient = {
     attention_backward = 'y and lse are made from q, k and v', batch_norm_backward = 'mean and rstd are made from x',
   },

@@ -212,6 +212,10 @@ int infer_want_same_shape(Infer *I, int a, int b) {
 }
 
 int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, DType dtype) {
+  for (int d = 0; d < size->n; d++)
+    if (size->v[d] < 0)
+      return infer_error(I, "%s[%d] is %lld, which is negative", name, d + 1,
+                         (long long)size->v[d]);
   if (size->n == ndim) return shape_check(I->op->name, ndim, size->v, dtype);
   return infer_error(I, "%s must have %d entries, has %d", name, ndim, (int)size->n);
 }

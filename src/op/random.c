@@ -278,8 +278,8 @@ static int want_range(Infer *I, int64_t low, int64_t high, DType t) {
     return infer_error(I, "low %lld must be below high %lld", (long long)low, (long long)high);
   int64_t limit = whole_limit(t), least = t == BOOL || t == U8 ? 0 : -limit;
   if (dtype_is_float(t) || t == I64 || (low >= least && high <= limit)) return 0;
-  return infer_error(I, "%s does not hold all whole numbers from %lld to %lld", dtype_name(t),
-                     (long long)low, (long long)high - 1);
+  return infer_error(I, "%s does not hold all whole numbers from low %lld to high - 1, %lld",
+                     dtype_name(t), (long long)low, (long long)high - 1);
 }
 
 static int randint_infer(Infer *I) {
