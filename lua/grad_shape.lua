@@ -57,7 +57,9 @@ grad.slice_base = {
   end,
 }
 grad.scatter_base = {
-  x = function(g, _, o) return mf._scatter_base(g, nothing(g, o.src_size), o.base_stride, o.src_size, o.stride, o.offset) end,
+  x = function(g, _, o)
+    return mf._scatter_base(g, nothing(g, o.src_size), o.base_stride, o.src_size, o.stride, o.offset)
+  end,
   src = function(g, _, o) return mf._slice_base(g, o.base_stride, o.src_size, o.stride, o.offset) end,
 }
 

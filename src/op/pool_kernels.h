@@ -4,10 +4,8 @@
  * The same window of many outputs is walked at once, its lanes being channels that lie side by
  * side, or, in planes, the columns of a row whose windows lie inside the image. What is left in
  * planes goes element by element. A window's elements are visited in row-major order, and a maximum
- * is the first of equals; NaN counts as larger than all, the last one as largest, as in PyTorch. */
-
-/* Loops over lanes run to the next multiple of GROUP, so that they vectorise without a rest; what
- * lies beyond the last lane is computed and ignored. */
+ * is the first of equals; NaN counts as larger than all, the last one as largest, as in PyTorch.
+ * Loops over lanes run to the next multiple of GROUP, so that they vectorise without a rest. */
 
 /* One element of each lane: where it lies, or gathered in `buffer`. */
 static inline const T *NAME(lanes_load)(int64_t n, int64_t step, const T *at, T *buffer) {
