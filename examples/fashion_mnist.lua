@@ -30,7 +30,7 @@ local function read(name)
   end
   io.stderr:write(('%s has no %s.gz; install the Debian package dataset-fashion-mnist, or name the '
     .. 'folder of these files with --data\n'):format(o.data, name))
-  os.exit(1)
+  os.exit(1, true)
 end
 
 -- Images as (N, 1, 28, 28) of mean 0 and variance 1; labels as int64.
@@ -113,7 +113,7 @@ for epoch = done + 1, o.epochs do
     save(epoch - 1)
     print(('\nsaved; epoch %d begins again with\n  %s --resume %s'):format(epoch,
       table.concat(arg, ' ', -1), o.save))
-    os.exit(130)
+    os.exit(130, true)
   end
   score = accuracy()
   save(epoch)

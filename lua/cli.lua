@@ -21,7 +21,7 @@ end
 
 local function fail(text)
   io.stderr:write(text, '; --help lists the options\n')
-  os.exit(2)
+  os.exit(2, true)
 end
 
 return function(argv, title, entries)
@@ -37,7 +37,7 @@ return function(argv, title, entries)
       o[#o + 1] = argv[i]
     elseif name == 'help' then
       print(usage(title, entries))
-      os.exit(0)
+      os.exit(0, true)
     elseif not known[name] then
       local near = options.suggest(name, known)
       local hint = near and (', did you mean --%s?'):format(near) or ''

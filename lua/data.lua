@@ -312,8 +312,8 @@ local loader_defaults = { batch_size = 1, shuffle = false, sampler = none, batch
 
 -- for x, y in loader() do ... end. Options: batch_size, shuffle, drop_last; sampler, batch_sampler
 -- in their place; collate_fn, a function like default_collate; num_workers, threads with Lua states
--- of their own, each prefetch_factor batches ahead; generator, or the seed of a new one, for the order. The
--- batches come in the order of the sampler.
+-- of their own, each prefetch_factor batches ahead; generator, or the seed of a new one, for the
+-- order. The batches come in the order of the sampler.
 function data.DataLoader(dataset, o)
   o = options('DataLoader', o, loader_defaults)
   check_dataset('DataLoader', dataset)

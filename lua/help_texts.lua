@@ -39,7 +39,7 @@ local texts = {
   get_printoptions = 'get_printoptions(): the options as a table for set_printoptions.',
   rand_like = 'rand_like(x, {dtype =, device =}): uniform numbers in [0, 1) in the shape of x.',
   randn_like = 'randn_like(x, {dtype =, device =}): normal numbers in the shape of x.',
-  rows = 'rows(ids, values, shape): a row-sparse gradient: values[i] belongs to row ids[i].',
+  rows = 'rows(ids, values, n): a row-sparse gradient: values[i] belongs to row ids[i].',
   help = 'help(what): this text.',
   Tensor = 'Tensor: the methods of tensors, as x:NAME. A function added here is a method of all.',
   ['nn.Module'] = "nn.Module: what networks extend. local Net = nn.Module:extend 'Net'; function "

@@ -5,7 +5,7 @@
 -- assigned: parameters, buffers and submodules are listed in that order.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
-local fail, describe_value = options.fail, options.describe
+local fail, describe_value, none = options.fail, options.describe, options.none
 local nn = {}
 
 -- -- Parameters -----------------------------------------------------------------------------------
@@ -221,8 +221,6 @@ function Module:zero_grad(o)
     if not o.set_to_none and p.grad then p.grad:zero_() else p.grad = nil end
   end
 end
-
-local none = options.none
 
 -- Moves or converts parameters and buffers in place: to a device, to a float dtype (integers stay),
 -- or by { device =, dtype =, memory_format = }; the memory format is for tensors of four dims.

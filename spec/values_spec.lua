@@ -158,7 +158,6 @@ describe('mf.tensor', function()
     assert.has_error(function() x:clamp_ { min = 1.5 } end)
   end)
 
-
   it('reads its options', function()
     is(mf.tensor({ 1 }, { dtype = 'int64' }), 'int64', { 1 }, { 1 })
     assert.is_true(mf.tensor({ 1 }, { requires_grad = true }).requires_grad)

@@ -340,10 +340,6 @@ for i, step in enumerate(grads):
         put(f'grad/{i}/{k}', g)
 
 
-def python_of(options):
-    return {k: v for k, v in options.items()}
-
-
 def lua_of(v):
     if isinstance(v, bool):
         return str(v).lower()

@@ -7,8 +7,8 @@
 
 void *mem_alloc(size_t bytes);  /* uninitialised */
 void *mem_zalloc(size_t bytes); /* zeroed */
-void *mem_aligned(size_t align,
-                  size_t bytes); /* uninitialised; both a multiple of align, a power of two */
+/* Uninitialised; align is a power of two, bytes a multiple of it. */
+void *mem_aligned(size_t align, size_t bytes);
 void *mem_resize(void *p, size_t bytes); /* as realloc */
 void mem_free(void *p);
 char *mem_strdup(const char *s);

@@ -354,7 +354,7 @@ static int push_results(Reading *r, EagerCall *c, int first) {
   for (int k = 0; k < n; k++) {
     Tensor *t = c->out[k];
     c->out[k] = NULL;
-    if (grad && tensor_autograd(t)) t->ag->requires_grad = true;
+    if (grad) tensor_autograd(t)->requires_grad = true;
     bind_push(S, L, t);
     if (n_outputs < 0) lua_rawseti(L, -2, k + 1);
   }

@@ -131,16 +131,14 @@ static void push_gradients(State *S, lua_State *L, const Node *n, Tensor *const 
 
 /* A kept output; when gradients of gradients are wanted, it is on the tape again. */
 static void push_output(State *S, lua_State *L, Node *n, int k) {
-  Tensor *t = n->saved[n->n_in + k].t, *y = NULL;
+  Tensor *t = n->saved[n->n_in + k].t;
   if (!t || !S->E->grad_enabled) {
     bind_push(S, L, tensor_retain(t));
     return;
   }
-  if ((y = tensor_alias(t)) && tape_attach(y, n, k)) {
-    tensor_release(y);
-    y = NULL;
-  }
+  Tensor *y = tensor_alias(t);
   if (!y) bind_raise(L);
+  tape_attach(y, n, k);
   bind_push(S, L, y);
 }
 

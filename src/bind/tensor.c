@@ -156,7 +156,6 @@ static int set_grad(State *S, lua_State *L, Tensor *t) {
                         dtype_name((DType)t->m.dtype));
   }
   Autograd *ag = tensor_autograd(t);
-  if (!ag) return bind_raise(L);
   tensor_retain(g);
   tensor_release(ag->grad);
   ag->grad = g;
@@ -172,9 +171,7 @@ static int set_requires_grad(State *S, lua_State *L, Tensor *t, bool on) {
   if (!on && !tensor_is_leaf(t))
     return bind_error(L, "requires_grad: only a leaf can be told to need none; use :detach()");
   if (!on && !t->ag) return 0;
-  Autograd *ag = tensor_autograd(t);
-  if (!ag) return bind_raise(L);
-  ag->requires_grad = on;
+  tensor_autograd(t)->requires_grad = on;
   if (on && !t->registered) bind_share(S, L, 1);
   return 0;
 }

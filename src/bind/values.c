@@ -265,14 +265,10 @@ static int new_tensor(lua_State *L) {
     rc = source ? tensor_of_tensor(S, source, o.dtype, &t) : tensor_of_value(S, L, o.dtype, &t);
   if (!rc) rc = on_device(S, &t, o.device);
   if (!rc && o.requires_grad) {
-    if (!dtype_is_float((DType)t->m.dtype)) {
+    if (dtype_is_float((DType)t->m.dtype)) tensor_autograd(t)->requires_grad = true;
+    else
       rc = err_set(MF_EINVAL, "tensor: only float tensors have gradients, this is %s",
                    dtype_name((DType)t->m.dtype));
-    } else {
-      Autograd *ag = tensor_autograd(t);
-      if (ag) ag->requires_grad = true;
-      else rc = MF_ENOMEM;
-    }
   }
   if (rc) {
     tensor_release(t);

@@ -174,41 +174,17 @@ static void *meta_alloc(Device *d, size_t bytes, Stream *s) {
   return NULL;
 }
 
-static const DeviceApi cpu_api = {
-    .name = "cpu",
-    .has_data = true,
-    .alloc = cpu_alloc,
-    .release = cpu_release,
-    .empty_cache = cpu_empty_cache,
-    .copy = cpu_copy,
-    .stream_create = host_stream_create,
-    .stream_destroy = host_stream_destroy,
-    .stream_synchronize = host_stream_synchronize,
-    .event_create = host_event_create,
-    .event_destroy = host_event_destroy,
-    .event_record = host_event_order,
-    .event_wait = host_event_order,
-    .event_done = host_event_done,
-    .destroy = host_destroy,
-};
+#define HOST_MEMBERS                                                                \
+  .release = cpu_release, .empty_cache = cpu_empty_cache, .copy = cpu_copy,         \
+  .stream_create = host_stream_create, .stream_destroy = host_stream_destroy,       \
+  .stream_synchronize = host_stream_synchronize, .event_create = host_event_create, \
+  .event_destroy = host_event_destroy, .event_record = host_event_order,            \
+  .event_wait = host_event_order, .event_done = host_event_done, .destroy = host_destroy
 
+static const DeviceApi cpu_api = {
+    .name = "cpu", .has_data = true, .alloc = cpu_alloc, HOST_MEMBERS};
 static const DeviceApi meta_api = {
-    .name = "meta",
-    .has_data = false,
-    .alloc = meta_alloc,
-    .release = cpu_release,
-    .empty_cache = cpu_empty_cache,
-    .copy = cpu_copy,
-    .stream_create = host_stream_create,
-    .stream_destroy = host_stream_destroy,
-    .stream_synchronize = host_stream_synchronize,
-    .event_create = host_event_create,
-    .event_destroy = host_event_destroy,
-    .event_record = host_event_order,
-    .event_wait = host_event_order,
-    .event_done = host_event_done,
-    .destroy = host_destroy,
-};
+    .name = "meta", .has_data = false, .alloc = meta_alloc, HOST_MEMBERS};
 
 static Device *host_create(Context *context, const DeviceApi *api, int type) {
   CpuDevice *c = mem_zalloc(sizeof *c);

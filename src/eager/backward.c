@@ -204,7 +204,6 @@ static bool can_steal(const Tensor *t, const Tensor *g) {
 
 int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
   Autograd *ag = tensor_autograd(t);
-  if (!ag) return MF_ENOMEM;
   if (!ag->grad) {
     ag->grad = tensor_is_rows(g) ? sparse_own(E, g)
                : can_steal(t, g) ? tensor_retain(g)

@@ -135,8 +135,8 @@ static int infer_outputs(Eager *E, EagerCall *c) {
   }
   for (int k = 0; k < c->n_out && !rc; k++) {
     if (c->out[k] == c->into) continue;
-    rc = flags & OP_VIEW ? tape_view_of(E, c->out[k], c->in[0]) : tensor_allocate(c->out[k]);
-    if (rc) err_prefix(rc, c->op->name);
+    if (flags & OP_VIEW) tape_view_of(E, c->out[k], c->in[0]);
+    else if ((rc = tensor_allocate(c->out[k]))) err_prefix(rc, c->op->name);
   }
   return rc;
 }

@@ -134,16 +134,14 @@ void tape_forget(Tensor *t) {
   tape_node_release(ag->node);
 }
 
-int tape_attach(Tensor *t, Node *n, int output) {
+void tape_attach(Tensor *t, Node *n, int output) {
   Autograd *ag = tensor_autograd(t);
-  if (!ag) return MF_ENOMEM;
   forget_retained(t);
   n->refs++;
   tape_node_release(ag->node);
   ag->node = n;
   ag->output = output;
   keep_retained(t);
-  return 0;
 }
 
 int tape_retain_grad(Eager *E, Tensor *t) {
@@ -200,7 +198,8 @@ static int save(Saved *s, Tensor *t, bool is_input) {
   }
   s->t = tensor_alias(t);
   if (!s->t) return MF_ENOMEM;
-  return is_input && ag && ag->node ? tape_attach(s->t, ag->node, ag->output) : 0;
+  if (is_input && ag && ag->node) tape_attach(s->t, ag->node, ag->output);
+  return 0;
 }
 
 /* Keeps what input t was before the call wrote into it: the contents of `original`, and the node
@@ -209,7 +208,8 @@ static int save_original(Saved *s, Tensor *original, Tensor *t) {
   s->version = storage_version(original->storage);
   s->t = tensor_alias(original);
   if (!s->t) return MF_ENOMEM;
-  return t->ag && t->ag->node ? tape_attach(s->t, t->ag->node, t->ag->output) : 0;
+  if (t->ag && t->ag->node) tape_attach(s->t, t->ag->node, t->ag->output);
+  return 0;
 }
 
 /* What the gradient lines of these params (bits) read. */
@@ -267,7 +267,7 @@ static int record_outputs(Eager *E, EagerCall *c, Node *n) {
   for (int k = 0; k < c->n_out && !rc; k++) {
     tape_meta(n, &n->out_meta[k], &c->out[k]->m);
     if (c->out[k] == c->into) rc = tape_rebase(E, c->into, n, k);
-    else if (dtype_is_float((DType)c->out[k]->m.dtype)) rc = tape_attach(c->out[k], n, k);
+    else if (dtype_is_float((DType)c->out[k]->m.dtype)) tape_attach(c->out[k], n, k);
   }
   if (c->n_out == 0 &&
       c->op->n_mutated) { /* NAME_(Tensor! x, ...) -> (): the first mutated input is the output */
@@ -348,7 +348,7 @@ int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tenso
     n->out_meta[k] = (GradMeta){0};
     if (!out[k]) continue;
     tape_meta(n, &n->out_meta[k], &out[k]->m);
-    rc = tape_attach(out[k], n, k);
+    tape_attach(out[k], n, k);
   }
   *seq = n->seq;
   tape_node_release(n);

@@ -117,14 +117,14 @@ int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tenso
 int tape_node(Eager *E, Tensor *t, Node **node, int *output);
 void tape_node_release(Node *n);
 /* t was made by n as its output `output`. */
-int tape_attach(Tensor *t, Node *n, int output);
+void tape_attach(Tensor *t, Node *n, int output);
 /* The edge to what made t, counted: a node, or a leaf's end of the tape; {NULL} when t needs no
  * gradient. */
 int tape_edge(Eager *E, Tensor *t, Edge *edge);
 /* From now on t.grad is kept though t is no leaf. */
 int tape_retain_grad(Eager *E, Tensor *t);
 /* Makes t a view of the memory of x. */
-int tape_view_of(Eager *E, Tensor *t, Tensor *x);
+void tape_view_of(Eager *E, Tensor *t, Tensor *x);
 /* Refuses what `name` (called at `where`) kept if it was freed or written since; names both ops. */
 int tape_check_saved(Eager *E, const char *name, uint64_t where, Storage *s, uint32_t version);
 /* Zeros of that form. */

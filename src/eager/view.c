@@ -14,7 +14,7 @@
 
 /* -- Recording --------------------------------------------------------------------------------- */
 
-int tape_view_of(Eager *E, Tensor *y, Tensor *x) {
+void tape_view_of(Eager *E, Tensor *y, Tensor *x) {
   y->storage = x->storage;
   storage_retain(y->storage);
   y->uncounted = x->uncounted;
@@ -23,7 +23,6 @@ int tape_view_of(Eager *E, Tensor *y, Tensor *x) {
   Tensor *base = tensor_base(x);
   ag->base = tensor_retain(base);
   ag->history = base->ag ? base->ag->history : 0; /* the tape reaches y through x as it is now */
-  return 0;
 }
 
 static void list_set(IntList *list, int n, const int64_t *v) {
@@ -62,8 +61,10 @@ int tape_refresh(Eager *E, Tensor *t) {
   tape_meta(n, &n->out_meta[0], &t->m);
   n->geometry = geometry(t, base);
   int rc = n->geometry ? tape_edge(E, base, &n->next[0]) : MF_EUNSUPPORTED;
-  if (!rc) rc = tape_attach(t, n, 0);
-  if (!rc) t->ag->history = base->ag->history;
+  if (!rc) {
+    tape_attach(t, n, 0);
+    t->ag->history = base->ag->history;
+  }
   tape_node_release(n);
   return rc;
 }
@@ -119,16 +120,16 @@ static Node *copy_slices(Eager *E, Tensor *base, Tensor *view, Node *inner) {
 int tape_rebase(Eager *E, Tensor *written, Node *n, int output) {
   Tensor *base = written->ag ? written->ag->base : NULL;
   if (!base) {
-    int rc = tape_attach(written, n, output);
-    if (!rc) written->ag->history++;
-    return rc;
+    tape_attach(written, n, output);
+    written->ag->history++;
+    return 0;
   }
   Node *copy = copy_slices(E, base, written, n);
   if (!copy) return MF_ENOMEM;
-  int rc = tape_attach(base, copy, 0);
-  if (!rc) base->ag->history++;
+  tape_attach(base, copy, 0);
+  base->ag->history++;
   tape_node_release(copy);
-  return rc;
+  return 0;
 }
 
 /* -- The way back ------------------------------------------------------------------------------ */

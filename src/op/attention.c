@@ -102,9 +102,7 @@ static bool rows_readable(const View *v, DType want) {
 }
 
 static size_t room(Scheme *s, const View *v, DType t) {
-  size_t at = s->total;
-  s->total += ((size_t)view_numel(v) * dtype_size(t) + DNN_ALIGN - 1) & ~(size_t)(DNN_ALIGN - 1);
-  return at;
+  return scratch_offset(&s->total, (size_t)view_numel(v) * dtype_size(t));
 }
 
 /* Depends on shapes and strides alone. lse is used as the op makes it: contiguous and of the

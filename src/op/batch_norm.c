@@ -4,8 +4,8 @@
  * run of L elements, or rows, where the C channels of each place lie side by side (channels_last,
  * and L = 1). Both have loops of their own, so that memory is read in order; other layouts and
  * dtypes go through a copy. Statistics are those of moments.h. Planes are shared out by channels,
- * so that each channel's sums are made by one thread; rows by parts, as many as
- * the sizes say, whose sums are joined in order. */
+ * so that each channel's sums are made by one thread; rows by parts, as many as the sizes say,
+ * whose sums are joined in order. */
 #include "copy_views.h"
 #include "norm_rows.h"
 #include "op_args.h"
@@ -32,12 +32,6 @@ typedef struct BatchJob {
   char *shift, *a, *b,
       *c; /* C each, of the compute type: y = (x - shift) a + b; gx = a g + b (x - shift) + c */
 } BatchJob;
-
-static char *reserve(char *base, size_t *used, size_t bytes) {
-  char *at = base ? base + *used : NULL;
-  *used += (bytes + 63) & ~(size_t)63;
-  return at;
-}
 
 /* -- Layouts ----------------------------------------------------------------------------------- */
 
@@ -69,7 +63,7 @@ static bool has_layout(const View *x, bool rows) {
 static char *laid(const BatchJob *j, const View *v, char *base, size_t *used, bool copy) {
   int64_t stride[MF_MAX_DIMS];
   if (block_is_native((DType)v->dtype, j->cls) && has_layout(v, j->rows)) return v->data;
-  char *at = reserve(base, used, (size_t)view_numel(v) * (j->cls == PW_F64 ? 8 : 4));
+  char *at = scratch_take(base, used, (size_t)view_numel(v) * (j->cls == PW_F64 ? 8 : 4));
   if (!base || !copy) return at;
   layout_strides(v, j->rows, stride);
   View dense = *v;
@@ -108,11 +102,11 @@ static size_t prepare(BatchJob *j, const View *x, const View *g, const View *y, 
   j->g = g ? laid(j, g, base, &used, true) : NULL;
   j->y = laid(j, y, base, &used, false);
   size_t channels = (size_t)j->channels;
-  j->mean = (double *)(void *)reserve(base, &used, channels * 8 * (size_t)j->parts);
-  j->second = (double *)(void *)reserve(base, &used, channels * 8 * (size_t)j->parts);
-  j->sum = (double *)(void *)reserve(base, &used, channels * 8 * (size_t)j->parts);
+  j->mean = (double *)(void *)scratch_take(base, &used, channels * 8 * (size_t)j->parts);
+  j->second = (double *)(void *)scratch_take(base, &used, channels * 8 * (size_t)j->parts);
+  j->sum = (double *)(void *)scratch_take(base, &used, channels * 8 * (size_t)j->parts);
   char **each[] = {&j->shift, &j->a, &j->b, &j->c};
-  for (int k = 0; k < 4; k++) *each[k] = reserve(base, &used, channels * 8);
+  for (int k = 0; k < 4; k++) *each[k] = scratch_take(base, &used, channels * 8);
   return used;
 }
 

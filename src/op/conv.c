@@ -41,9 +41,7 @@ typedef struct Scheme {
 /* -- Schemes ----------------------------------------------------------------------------------- */
 
 static size_t room(Scheme *s, int64_t elements, DType t) {
-  size_t at = s->total;
-  s->total += ((size_t)elements * dtype_size(t) + DNN_ALIGN - 1) & ~(size_t)(DNN_ALIGN - 1);
-  return at;
+  return scratch_offset(&s->total, (size_t)elements * dtype_size(t));
 }
 
 static void part_set(Scheme *s, int k, const View *v, bool written) {

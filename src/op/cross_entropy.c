@@ -14,8 +14,6 @@
 #include "pointwise.h"
 #include "sbp_rule.h"
 
-enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE };
-
 typedef struct EntropyJob {
   Lines lines;
   int64_t classes, ignore_index;
@@ -214,12 +212,6 @@ static int check_labels(const char *op, const View *t, int64_t classes, int64_t 
 
 /* -- Setting up -------------------------------------------------------------------------------- */
 
-static char *reserve(char *base, size_t *used, size_t bytes) {
-  char *at = base ? base + *used : NULL;
-  *used += (bytes + 63) & ~(size_t)63;
-  return at;
-}
-
 /* A view over positions with the dim of classes put back, of size 1. */
 typedef struct Positions {
   int64_t shape[MF_MAX_DIMS], stride[MF_MAX_DIMS];
@@ -244,7 +236,7 @@ static void load_weight(EntropyJob *j, const View *w, PointwiseClass cls, char *
   j->weight = NULL;
   j->weight_sum = (double)j->classes;
   if (view_absent(w)) return;
-  j->weight = reserve(base, used, (size_t)j->classes * 8);
+  j->weight = scratch_take(base, used, (size_t)j->classes * 8);
   if (!base) return;
   View to = {.data = j->weight,
              .shape = w->shape,
@@ -269,8 +261,8 @@ static size_t forward_prepare(EntropyJob *j, const OpCall *c, char *base) {
   j->ignore_index = a->ignore_index;
   j->smoothing = a->label_smoothing;
   load_weight(j, &c->in[2], cls, base, &used);
-  j->loss = reserve(base, &used, bytes);
-  j->row_weight = reserve(base, &used, bytes);
+  j->loss = scratch_take(base, &used, bytes);
+  j->row_weight = scratch_take(base, &used, bytes);
   View row = *lse, out[3];
   row.data = j->loss;
   out[0] = positions(&row, x->ndim, &p[0]);
@@ -280,7 +272,7 @@ static size_t forward_prepare(EntropyJob *j, const OpCall *c, char *base) {
   lines_init(&j->lines, cls, 1 << 4, dim, dim + 1, 3, out, 2,
              (View[]){*x, positions(target, x->ndim, &p[3])});
   lines_use_panels(&j->lines, cls == PW_F32 ? entropy_panel_f32 : entropy_panel_f64);
-  j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
+  j->lines.scratch = scratch_take(base, &used, lines_scratch(&j->lines));
   return used;
 }
 
@@ -304,7 +296,7 @@ static size_t backward_prepare(EntropyJob *j, const OpCall *c, char *base) {
     j->scale /= dtype_get_f64((DType)total->dtype, total->data);
   lines_init(&j->lines, cls, 1 << 2, dim, dim + 1, 1, c->out, j->each ? 4 : 3, in);
   lines_use_panels(&j->lines, cls == PW_F32 ? gradient_panel_f32 : gradient_panel_f64);
-  j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
+  j->lines.scratch = scratch_take(base, &used, lines_scratch(&j->lines));
   return used;
 }
 

@@ -198,10 +198,6 @@ static int index_select_backward_sbp(SbpAsk *q) {
 
 /* -- Kernels in common ------------------------------------------------------------------------- */
 
-static size_t aligned(size_t bytes) {
-  return (bytes + 63) & ~(size_t)63;
-}
-
 static int64_t places_of(int n, const View *index, int *ndim, int64_t *shape) {
   *ndim = 0;
   for (int k = 0; k < n; k++) shape_broadcast(ndim, shape, index[k].ndim, index[k].shape);
@@ -249,14 +245,15 @@ static int take_rows(const Indexed *i, const View *x, const View *y, void *scrat
 static size_t offsets_bytes(int n, const View *index) {
   int ndim;
   int64_t shape[MF_MAX_DIMS];
-  return aligned((size_t)places_of(n, index, &ndim, shape) * sizeof(int64_t));
+  return scratch_aligned((size_t)places_of(n, index, &ndim, shape) * sizeof(int64_t));
 }
 
 static size_t put_bytes(const Indexed *i, const View *x) {
   int ndim;
   int64_t common[MF_MAX_DIMS], n = places_of(i->n, i->index, &ndim, common), row = view_numel(x);
   for (int k = 0; k < i->n; k++) row = x->shape[i->dims[k]] ? row / x->shape[i->dims[k]] : 0;
-  return aligned((size_t)n * sizeof(int64_t)) + (size_t)(n * row) * dtype_size((DType)x->dtype);
+  return scratch_aligned((size_t)n * sizeof(int64_t)) +
+         (size_t)(n * row) * dtype_size((DType)x->dtype);
 }
 
 /* A view of value with the shape p, dense in x's dtype: value itself where it lies so, else a copy
@@ -303,8 +300,9 @@ static int put_rows(const Indexed *i, const View *x, const View *value, const Vi
   if (x && x->data != y->data) copy_views(x, y);
   else if (!x) copy_zero(y);
   if (r.n == 0 || view_numel(y) == 0) return 0;
-  View dense = dense_value(value, y, &p, (char *)scratch + aligned((size_t)r.n * sizeof(int64_t)),
-                           stride, &once);
+  View dense =
+      dense_value(value, y, &p, (char *)scratch + scratch_aligned((size_t)r.n * sizeof(int64_t)),
+                  stride, &once);
   rows_layout(&r, y, p.indexed, &dense, p.at, p.places);
   if (once) r.dense_n = 0;
   rows_write(&r, add);
@@ -447,7 +445,7 @@ static int index_select_infer(Infer *I) {
 }
 
 static size_t one_index_scratch(const OpCall *c) {
-  return aligned((size_t)view_numel(&c->in[1]) * sizeof(int64_t));
+  return scratch_aligned((size_t)view_numel(&c->in[1]) * sizeof(int64_t));
 }
 
 static int index_select_cpu(const OpCall *c) {

@@ -80,7 +80,7 @@ static bool lines_init(Lines *l, PointwiseClass cls, uint32_t ints, int first, i
     l->direct[k] =
         block_is_native((DType)v->dtype, l->cls[k]) && (l->along[k] == 1 || l->length[k] <= 1);
     l->offset[k] = l->part_bytes;
-    if (!l->direct[k]) l->part_bytes += ((size_t)l->length[k] * 8 + 63) & ~(size_t)63;
+    if (!l->direct[k]) l->part_bytes += scratch_aligned((size_t)l->length[k] * 8);
   }
   walk_init(&l->walk, &rest[0], l->n - 1, &rest[1]);
   for (int k = 0; k < l->n && l->walk.ndim; k++)
@@ -109,8 +109,8 @@ static inline void lines_use_panels(Lines *l, PanelFn *panel) {
 
 /* Room of so many bytes for the kernel, aligned to 64; call before lines_scratch. */
 static inline void lines_want(Lines *l, size_t bytes) {
-  for (int o = 0; o < l->n; o++) l->offset[o] += (bytes + 63) & ~(size_t)63;
-  l->part_bytes += (bytes + 63) & ~(size_t)63;
+  for (int o = 0; o < l->n; o++) l->offset[o] += scratch_aligned(bytes);
+  l->part_bytes += scratch_aligned(bytes);
 }
 
 static inline size_t lines_scratch(const Lines *l) {

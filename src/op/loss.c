@@ -8,7 +8,7 @@
 #include "pointwise.h"
 #include "sbp_rule.h"
 
-enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE, CHUNK = 1 << 14 };
+enum { CHUNK = 1 << 14 };
 
 typedef struct LossJob {
   PwJob pw;
@@ -122,10 +122,9 @@ static int loss_split(SbpAsk *q, int64_t reduction, int n_tensors, int first, bo
 
 #define LOSS(name, expr, derivative)                                                              \
   PW_FLOATS(2, name, T, expr)                                                                     \
-  PW_FLOATS(3, name##_backward, T, x *(derivative))                                               \
-  static PointwiseFn *const name##_fn[] = {name##_f32, name##_f64}, *const name##_backward_fn[] = \
-                                                                        {name##_backward_f32,     \
-                                                                         name##_backward_f64};    \
+  PW_FLOATS(3, name##_backward, T, (derivative)*x)                                                \
+  static PointwiseFn *const name##_fn[] = {name##_f32, name##_f64};                               \
+  static PointwiseFn *const name##_backward_fn[] = {name##_backward_f32, name##_backward_f64};    \
   static int name##_infer(Infer *I) {                                                             \
     return loss_infer(I, ((struct name##_args *)I->args)->reduction);                             \
   }                                                                                               \

@@ -136,6 +136,8 @@ typedef struct PackJob {
   bool unpack; /* y = mask ? packed : x; else packed = x where mask */
 } PackJob;
 
+typedef int64_t PackFn(int64_t n, const uint8_t *mask, const void *from, void *to);
+
 #define PACK(T)                                                                            \
   static void raw_##T(int64_t n, const void *from, int64_t step, void *to) {               \
     const T *src = from;                                                                   \
@@ -160,7 +162,7 @@ typedef struct PackJob {
 PACK(uint8_t)
 PACK(uint16_t)
 PACK(uint32_t)
-PACK(uint64_t) typedef int64_t PackFn(int64_t n, const uint8_t *mask, const void *from, void *to);
+PACK(uint64_t)
 static BlockConvert *const raws[] = {raw_uint8_t, raw_uint16_t, raw_uint32_t, raw_uint64_t};
 static PackFn *const packs[] = {pack_uint8_t, pack_uint16_t, pack_uint32_t, pack_uint64_t};
 static PackFn *const unpacks[] = {unpack_uint8_t, unpack_uint16_t, unpack_uint32_t,

@@ -102,9 +102,7 @@ static bool readable(int64_t rows, int64_t cols, int64_t *row, int64_t *col) {
 /* -- Schemes ----------------------------------------------------------------------------------- */
 
 static size_t room(Scheme *s, int64_t elements, DType t) {
-  size_t at = s->total;
-  s->total += ((size_t)elements * dtype_size(t) + DNN_ALIGN - 1) & ~(size_t)(DNN_ALIGN - 1);
-  return at;
+  return scratch_offset(&s->total, (size_t)elements * dtype_size(t));
 }
 
 /* One operand of a batched product; when it is copied, its strides become those of the copy. */

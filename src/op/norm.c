@@ -18,13 +18,6 @@ enum {
   NORM_PARTS = 64
 };
 
-/* A block of scratch behind `used` bytes; NULL while sizes are counted only. */
-static char *reserve(char *base, size_t *used, size_t bytes) {
-  char *at = base ? base + *used : NULL;
-  *used += (bytes + 63) & ~(size_t)63;
-  return at;
-}
-
 /* -- Layer and RMS norm ------------------------------------------------------------------------ */
 
 typedef struct NormJob {
@@ -86,19 +79,19 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
     int64_t n, step;
     in[k] = c->in[k];
     if (lines_merge(&in[k], first, in[k].ndim, &n, &step)) continue;
-    char *at = reserve(base, &used, (size_t)view_numel(&in[k]) * dtype_size((DType)in[k].dtype));
+    char *at =
+        scratch_take(base, &used, (size_t)view_numel(&in[k]) * dtype_size((DType)in[k].dtype));
     in[k] = contiguous_at(&c->in[k], at, stride[k]);
     if (base) copy_views(&c->in[k], &in[k]);
   }
   lines_init(&j->lines, cls, 0, first, c->out[0].ndim, 1, c->out, n_in, in);
   j->n = j->lines.length[0];
   if (backward) j->lines.parts = norm_parts(j->lines.lines, j->n, j->lines.lines / FLUSH);
-  j->lines.scratch = reserve(base, &used, lines_scratch(&j->lines));
-  j->w = reserve(base, &used, (size_t)j->n * size);
-  j->b = reserve(base, &used, (size_t)j->n * size);
-  j->sums_bytes =
-      backward ? ((size_t)j->n * (2 * sizeof(double) + 2 * size) + 63) & ~(size_t)63 : 0;
-  j->sums = reserve(base, &used, (size_t)j->lines.parts * j->sums_bytes);
+  j->lines.scratch = scratch_take(base, &used, lines_scratch(&j->lines));
+  j->w = scratch_take(base, &used, (size_t)j->n * size);
+  j->b = scratch_take(base, &used, (size_t)j->n * size);
+  j->sums_bytes = backward ? scratch_aligned((size_t)j->n * (2 * sizeof(double) + 2 * size)) : 0;
+  j->sums = scratch_take(base, &used, (size_t)j->lines.parts * j->sums_bytes);
   if (base) {
     norm_weight(w, cls, j->n, 1, j->w);
     if (b) norm_weight(b, cls, j->n, 0, j->b);
@@ -477,7 +470,7 @@ GROUP_NORM(f64, double)
 static char *group_dense(const View *v, PointwiseClass cls, char *base, size_t *used, bool copy) {
   int64_t stride[MF_MAX_DIMS];
   if (view_is_contiguous(v) && block_is_native((DType)v->dtype, cls)) return v->data;
-  char *at = reserve(base, used, (size_t)view_numel(v) * (cls == PW_F64 ? 8 : 4));
+  char *at = scratch_take(base, used, (size_t)view_numel(v) * (cls == PW_F64 ? 8 : 4));
   View dense = contiguous_at(v, at, stride);
   dense.dtype = cls == PW_F64 ? F64 : F32;
   if (base && copy) copy_views(v, &dense);
@@ -497,11 +490,11 @@ static size_t group_prepare(GroupJob *j, const OpCall *c, int64_t groups, double
   j->x = group_dense(x, cls, base, &used, true);
   j->g = g ? group_dense(g, cls, base, &used, true) : NULL;
   j->y = group_dense(&c->out[0], cls, base, &used, false);
-  j->w = reserve(base, &used, (size_t)n * 8);
-  j->b = reserve(base, &used, (size_t)n * 8);
+  j->w = scratch_take(base, &used, (size_t)n * 8);
+  j->b = scratch_take(base, &used, (size_t)n * 8);
   j->parts = norm_parts(j->lines, j->channels * j->inner, j->lines);
   j->sums_bytes = g ? (size_t)n * 2 * sizeof(double) : 0;
-  j->sums = reserve(base, &used, (size_t)j->parts * j->sums_bytes);
+  j->sums = scratch_take(base, &used, (size_t)j->parts * j->sums_bytes);
   if (base) {
     norm_weight(w, cls, n, 1, j->w);
     if (b) norm_weight(b, cls, n, 0, j->b);

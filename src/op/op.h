@@ -104,6 +104,29 @@ struct OpCall {
   void *scratch; /* as many bytes as `scratch` of the record asked for, aligned to 64 */
 };
 
+/* Kernels lay their scratch out in blocks of this alignment. */
+enum { SCRATCH_ALIGN = 64 };
+
+static inline size_t scratch_aligned(size_t bytes) {
+  return (bytes + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
+}
+
+/* Where in the scratch a block behind `used` bytes begins; `used` then counts it too. */
+static inline size_t scratch_offset(size_t *used, size_t bytes) {
+  size_t at = *used;
+  *used += scratch_aligned(bytes);
+  return at;
+}
+
+/* The block itself; NULL while bytes are only counted, without a base. */
+static inline char *scratch_take(char *base, size_t *used, size_t bytes) {
+  size_t at = scratch_offset(used, bytes);
+  return base ? base + at : NULL;
+}
+
+/* The choices "mean|sum|none" of losses. */
+enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE };
+
 /* A pointwise kernel over n elements, all operands contiguous and of the compute type. */
 typedef void PointwiseFn(int64_t n, const void *args, const void *const *in, void *out);
 

@@ -34,13 +34,13 @@ typedef struct Fleet {
 static size_t grad_copy_bytes(const View *p, const View *g) {
   bool same =
       g->dtype == p->dtype && !memcmp(g->stride, p->stride, sizeof(int64_t) * (size_t)p->ndim);
-  return same ? 0 : ((size_t)view_numel(p) * dtype_size((DType)p->dtype) + 63) & ~(size_t)63;
+  return same ? 0 : scratch_aligned((size_t)view_numel(p) * dtype_size((DType)p->dtype));
 }
 
 /* Scratch for n pairs of parameters (from in[0]) and gradients (behind them): starts, pointers,
  * copies. */
 static size_t fleet_scratch(const OpCall *c, int64_t n) {
-  size_t bytes = ((size_t)(n + 1) * (sizeof(int64_t) + sizeof(void *)) + 63) & ~(size_t)63;
+  size_t bytes = scratch_aligned((size_t)(n + 1) * (sizeof(int64_t) + sizeof(void *)));
   for (int64_t i = 0; i < n; i++) bytes += grad_copy_bytes(&c->in[i], &c->in[n + i]);
   return bytes;
 }
@@ -104,7 +104,7 @@ static int fleet_run(const OpCall *c, int64_t n, int n_states, Rule rule) {
   char *at = c->scratch;
   f.start = (int64_t *)(void *)at;
   f.grad_data = (const void **)(void *)(f.start + n + 1);
-  at += ((size_t)(n + 1) * (sizeof(int64_t) + sizeof(void *)) + 63) & ~(size_t)63;
+  at += scratch_aligned((size_t)(n + 1) * (sizeof(int64_t) + sizeof(void *)));
   f.start[0] = 0;
   for (int64_t i = 0; i < n; i++) {
     size_t bytes = grad_copy_bytes(&f.param[i], &f.grad[i]);

@@ -4,13 +4,14 @@
 
 enum { F = OP_FLOAT_OUT | OP_INPLACE };
 
-#define CLAMP o->has_max &&x > K(o->max) ? K(o->max) : o->has_min &&x < K(o->min) ? CLAMP_LOW : x
-#define CLAMP_LOW (o->has_max && o->min > o->max ? K(o->max) : K(o->min))
 #define MF_TEXT_OF(...) #__VA_ARGS__
 #define MF_TEXT(...) MF_TEXT_OF(__VA_ARGS__)
 
-/* clang-format takes products in macro arguments for pointers. */
+/* clang-format takes && and products in macros for references and pointers. */
 /* clang-format off */
+
+#define CLAMP_LOW (o->has_max && o->min > o->max ? K(o->max) : K(o->min))
+#define CLAMP o->has_max && x > K(o->max) ? K(o->max) : o->has_min && x < K(o->min) ? CLAMP_LOW : x
 
 /* -- Arithmetic -------------------------------------------------------------------------------- */
 
@@ -83,10 +84,10 @@ OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor", .flags =
    .cpu = pow_cpu, .expression = "pow(a, b)", .pointwise = {pow_f32, pow_f64, pow_i64})
 /* The gradient of pow for a: x b a^(b - 1), 0 where b is 0. */
 POINTWISE3_BACKWARD(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b) -> Tensor",
-           b == K(0) ? K(0) : x * b * (b == K(2) ? a : pow(a, b - K(1))))
+                    b == K(0) ? K(0) : x * b * (b == K(2) ? a : pow(a, b - K(1))))
 /* The gradient of pow for b: x a^b log(a), 0 where a is 0 and b is not negative. */
 POINTWISE3_BACKWARD(pow_backward_b, "pow_backward_b(Tensor x, Tensor a, Tensor b) -> Tensor",
-           a == K(0) && b >= K(0) ? K(0) : x * pow(a, b) * log(a))
+                    a == K(0) && b >= K(0) ? K(0) : x * pow(a, b) * log(a))
 /* The larger of a and b; NaN where either is. */
 POINTWISE2_ALL(maximum, "maximum(Tensor a, Tensor|number b) -> Tensor", 0, NULL,
                a > b || a != a ? a : b, a > b ? a : b)
@@ -96,12 +97,13 @@ POINTWISE2_ALL(minimum, "minimum(Tensor a, Tensor|number b) -> Tensor", 0, NULL,
 /* The gradient of maximum for a (of minimum: with a and b exchanged): x where a is larger, half of
  * it where they are equal. */
 POINTWISE3_BACKWARD(maximum_backward, "maximum_backward(Tensor x, Tensor a, Tensor b) -> Tensor",
-           a > b ? x : a == b ? K(0.5) * x : K(0))
+                    a > b ? x : a == b ? K(0.5) * x : K(0))
 /* The angle of the point (b, a). */
 POINTWISE2(atan2, "atan2(Tensor a, Tensor b) -> Tensor", F, atan2(a, b))
 /* x + weight * (a - x), computed from the nearer end. */
 POINTWISE2_LINEAR(lerp, "lerp(Tensor a, Tensor b, float weight) -> Tensor", F, "a+b",
-           o->weight < 0.5 ? a + K(o->weight) * (b - a) : b - (b - a) * (K(1) - K(o->weight)))
+                  o->weight < 0.5 ? a + K(o->weight) * (b - a)
+                                  : b - (b - a) * (K(1) - K(o->weight)))
 /* x + value * a * b. */
 POINTWISE3_LINEAR(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor",
                   OP_INPLACE, "x+a|x+b",
@@ -154,14 +156,14 @@ PW_1(bitwise_not, i64, int64_t, T, ~x)
 static int bitwise_not_cpu(const OpCall *c) {
   bool logical = c->out[0].dtype == BOOL;
   return pw_run(logical ? logical_not_i64 : bitwise_not_i64, PW_I64, logical, c->args, 1, c->in,
-      c->out);
+                c->out);
 }
 
 /* Every bit the other way round; of bool: not x. */
 OP(bitwise_not, .signature = "bitwise_not(Tensor x) -> Tensor",
    .flags = OP_INPLACE | OP_INT_ONLY | OP_NO_GRAD, .infer = pointwise_infer,
-   .sbp = "...", .cpu = bitwise_not_cpu, .expression = "~x", .pointwise = {NULL, NULL,
-       bitwise_not_i64})
+   .sbp = "...", .cpu = bitwise_not_cpu, .expression = "~x",
+   .pointwise = {NULL, NULL, bitwise_not_i64})
 
 /* -- Unary ------------------------------------------------------------------------------------- */
 
@@ -249,37 +251,42 @@ POINTWISE2_BACKWARD(tanh_backward, "tanh_backward(Tensor a, Tensor b) -> Tensor"
 POINTWISE1(silu, "silu(Tensor x) -> Tensor", F, x / (K(1) + exp(-x)))
 /* The gradient of silu: g s (1 + x (1 - s)) with s = sigmoid(x). */
 POINTWISE2_BACKWARD(silu_backward, "silu_backward(Tensor a, Tensor b) -> Tensor",
-           a * (K(1) / (K(1) + exp(-b))) * (K(1) + b * (K(1) - K(1) / (K(1) + exp(-b)))))
+                    a * (K(1) / (K(1) + exp(-b))) * (K(1) + b * (K(1) - K(1) / (K(1) + exp(-b)))))
 /* x * Phi(x), Phi the normal distribution function; 'tanh' approximates it by 0.5 x (1 +
  * tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
 POINTWISE1_CHOICE(gelu, "gelu(Tensor x, *, str(none|tanh) approximate=none) -> Tensor", F,
-           approximate,
-           K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) * (x + K(0.044715) * x * x * x))),
-           x * normcdf(x))
+                  approximate,
+                  K(0.5) * x * (K(1) + tanh(K(0.79788456080286535588) *
+                                            (x + K(0.044715) * x * x * x))),
+                  x * normcdf(x))
 /* The gradient of gelu: g (Phi(x) + x phi(x)), or that of the approximation. */
 POINTWISE2_CHOICE_BACKWARD(gelu_backward,
-           "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) approximate=none) -> Tensor",
-           approximate,
-           a * K(0.5) * (K(1) + tanh(K(0.79788456080286535588)
-           * (b + K(0.044715) * b * b * b))) *
-               (K(1) + b * (K(1) - tanh(K(0.79788456080286535588)
-               * (b + K(0.044715) * b * b * b))) *
-                         K(0.79788456080286535588) * (K(1) + K(0.134145) * b * b)),
-           a * (normcdf(b) + b * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
+                           "gelu_backward(Tensor a, Tensor b, *, str(none|tanh) "
+                           "approximate=none) -> Tensor",
+                           approximate,
+                           a * K(0.5) *
+                               (K(1) + tanh(K(0.79788456080286535588) *
+                                            (b + K(0.044715) * b * b * b))) *
+                               (K(1) + b * (K(1) - tanh(K(0.79788456080286535588) *
+                                                        (b + K(0.044715) * b * b * b))) *
+                                           K(0.79788456080286535588) *
+                                           (K(1) + K(0.134145) * b * b)),
+                           a * (normcdf(b) + b * K(0.39894228040143267794) * exp(K(-0.5) * b * b)))
 /* log(1 + exp(beta x)) / beta, and x itself where beta x exceeds the threshold. */
 POINTWISE1(softplus, "softplus(Tensor x, *, float beta=1, float threshold=20) -> Tensor", F,
            x * K(o->beta) > K(o->threshold) ? x : log1p(exp(x * K(o->beta))) / K(o->beta))
 /* The gradient of softplus: g sigmoid(beta x). */
 POINTWISE2_BACKWARD(softplus_backward,
-                    "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) -> Tensor",
-           b * K(o->beta) > K(o->threshold) ? a : a / (K(1) + exp(-b * K(o->beta))))
+                    "softplus_backward(Tensor a, Tensor b, *, float beta=1, float threshold=20) "
+                    "-> Tensor",
+                    b * K(o->beta) > K(o->threshold) ? a : a / (K(1) + exp(-b * K(o->beta))))
 /* x where positive, else negative_slope * x. */
 POINTWISE1(leaky_relu, "leaky_relu(Tensor x, float negative_slope=0.01) -> Tensor", F,
            x > K(0) ? x : x * K(o->negative_slope))
 /* The gradient of leaky_relu. */
 POINTWISE2_BACKWARD(leaky_relu_backward,
                     "leaky_relu_backward(Tensor a, Tensor b, float negative_slope) -> Tensor",
-           b > K(0) ? a : a * K(o->negative_slope))
+                    b > K(0) ? a : a * K(o->negative_slope))
 /* x where positive, else w * x; see prelu. */
 POINTWISE2(prelu_kernel, "prelu_kernel(Tensor a, Tensor b) -> Tensor", OP_HIDDEN,
            a > K(0) ? a : b * a)
@@ -301,15 +308,18 @@ POINTWISE1(selu, "selu(Tensor x) -> Tensor", F,
 /* The gradient of elu and its kin: scale g where b is positive, else scale alpha beta g exp(beta
  * b). */
 POINTWISE2_BACKWARD(elu_backward,
-                    "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, float scale=1) -> Tensor",
-           b > K(0) ? a * K(o->scale) : a * K(o->scale * o->alpha * o->beta) * exp(b * K(o->beta)))
+                    "elu_backward(Tensor a, Tensor b, *, float alpha=1, float beta=1, "
+                    "float scale=1) -> Tensor",
+                    b > K(0) ? a * K(o->scale)
+                             : a * K(o->scale * o->alpha * o->beta) * exp(b * K(o->beta)))
 /* x * tanh(softplus(x)). */
 POINTWISE1(mish, "mish(Tensor x) -> Tensor", F, x * tanh(x > K(20) ? x : log1p(exp(x))))
 /* The gradient of mish: g (t + x (1 - t t) s) with t = tanh(softplus(x)) and s = sigmoid(x). */
 POINTWISE2_BACKWARD(mish_backward, "mish_backward(Tensor a, Tensor b) -> Tensor",
-           a * (tanh(b > K(20) ? b : log1p(exp(b))) +
-                b * (K(1) - tanh(b > K(20) ? b : log1p(exp(b)))
-                * tanh(b > K(20) ? b : log1p(exp(b)))) / (K(1) + exp(-b))))
+                    a * (tanh(b > K(20) ? b : log1p(exp(b))) +
+                         b * (K(1) - tanh(b > K(20) ? b : log1p(exp(b))) *
+                                         tanh(b > K(20) ? b : log1p(exp(b)))) /
+                             (K(1) + exp(-b))))
 PW_FLOATS(1, clamp, T, CLAMP)
 PW_INTS(1, clamp, T, CLAMP)
 
@@ -330,14 +340,15 @@ static int clamp_infer(Infer *I) {
 
 /* x between min and max, either of which may be absent. */
 OP(clamp, .signature = "clamp(Tensor x, float? min=None, float? max=None) -> Tensor",
-   .flags = OP_INPLACE, .infer = clamp_infer,
-   .sbp = "...", .cpu = pointwise_cpu, .expression = MF_TEXT(CLAMP),
+   .flags = OP_INPLACE, .infer = clamp_infer, .sbp = "...", .cpu = pointwise_cpu,
+   .expression = MF_TEXT(CLAMP),
    .pointwise = {clamp_f32, clamp_f64, clamp_i64})
 /* The gradient of clamp: g where b lies between the bounds, which count as outside, as PyTorch has
  * it. */
 POINTWISE2_BACKWARD(clamp_backward,
-                    "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> Tensor",
-           (!o->has_min || b > K(o->min)) && (!o->has_max || b < K(o->max)) ? a : K(0))
+                    "clamp_backward(Tensor a, Tensor b, *, float? min=None, float? max=None) -> "
+                    "Tensor",
+                    (!o->has_min || b > K(o->min)) && (!o->has_max || b < K(o->max)) ? a : K(0))
 /* x where x > threshold, else value. */
 POINTWISE1_ALL(threshold, "threshold(Tensor x, float threshold, float value) -> Tensor", OP_INPLACE,
                x <= K(o->threshold) ? K(o->value) : x, x <= K(o->threshold) ? K(o->value) : x)
@@ -351,8 +362,9 @@ POINTWISE1_ALL(relu6, "relu6(Tensor x) -> Tensor", OP_INPLACE,
                x < K(0) ? K(0) : x > K(6) ? K(6) : x, x < 0 ? 0 : x > 6 ? 6 : x)
 /* a where min < b < max, else 0: the gradient of functions that are flat outside. */
 POINTWISE2_BACKWARD(inside_backward,
-                    "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> Tensor",
-           b > K(o->min) && b < K(o->max) ? a : K(0))
+                    "inside_backward(Tensor a, Tensor b, *, float min=-inf, float max=inf) -> "
+                    "Tensor",
+                    b > K(o->min) && b < K(o->max) ? a : K(0))
 /* x moved toward 0 by lambd, 0 within. */
 POINTWISE1(softshrink, "softshrink(Tensor x, float lambd=0.5) -> Tensor", F,
            x > K(o->lambd) ? x - K(o->lambd) : x < -K(o->lambd) ? x + K(o->lambd) : x * K(0))
@@ -361,7 +373,7 @@ POINTWISE1(hardshrink, "hardshrink(Tensor x, float lambd=0.5) -> Tensor", F,
            x >= -K(o->lambd) && x <= K(o->lambd) ? K(0) : x)
 /* The gradient of softshrink and hardshrink: g where |b| > lambd. */
 POINTWISE2_BACKWARD(shrink_backward, "shrink_backward(Tensor a, Tensor b, float lambd) -> Tensor",
-           b >= -K(o->lambd) && b <= K(o->lambd) ? K(0) : a)
+                    b >= -K(o->lambd) && b <= K(o->lambd) ? K(0) : a)
 /* log(sigmoid(x)). */
 POINTWISE1(logsigmoid, "logsigmoid(Tensor x) -> Tensor", F,
            (x < K(0) ? x : K(0)) - log1p(exp(-fabs(x))))
@@ -376,7 +388,7 @@ POINTWISE1(hardswish, "hardswish(Tensor x) -> Tensor", F,
            x * (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
 /* The gradient of hardswish: g (x / 3 + 1/2) between -3 and 3. */
 POINTWISE2_BACKWARD(hardswish_backward, "hardswish_backward(Tensor a, Tensor b) -> Tensor",
-           b < K(-3) ? K(0) : b > K(3) ? a : a * (b / K(3) + K(0.5)))
+                    b < K(-3) ? K(0) : b > K(3) ? a : a * (b / K(3) + K(0.5)))
 /* x / (1 + |x|). */
 POINTWISE1(softsign, "softsign(Tensor x) -> Tensor", F, x / (K(1) + fabs(x)))
 /* The gradient of softsign: g / (1 + |x|)^2. */

@@ -113,7 +113,7 @@ static bool is_small(const View *v) {
 static size_t copy_bytes(const View *v, bool last) {
   if (!is_small(v) && !(last && !is_last(v))) return 0;
   size_t size = v->dtype == F64 ? sizeof(double) : sizeof(float);
-  return ((size_t)view_numel(v) * size + 63) & ~(size_t)63;
+  return scratch_aligned((size_t)view_numel(v) * size);
 }
 
 /* The input whose format is that of all: the image before pooling, or the only one. */
