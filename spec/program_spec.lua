@@ -338,7 +338,7 @@ describe('the prompt', function()
         exit
       }
       case $M in /*) ;; *) M="$OLDPWD/$M" ;; esac
-      (STEPS) | script -qec "$M" /dev/null > screen
+      (STEPS) | script -qec "exec '$M'" /dev/null > screen
       rc=$?
       cat screen
       exit $rc]]):gsub('FOLDER', folder):gsub('STEPS', function() return table.concat(steps, '\n') end))
