@@ -4,6 +4,7 @@ local mf = require 'moonflow.core'
 
 if not mf._ready then
   mf._ready = true
+  mf._trace = {} -- see compile.lua
   local parts = {} -- ops.lua and every ops_FAMILY.lua
   for name in pairs(package.preload) do
     if name:match '^moonflow%.ops' then parts[#parts + 1] = name end
@@ -13,17 +14,14 @@ if not mf._ready then
   mf._set_gradients(require 'moonflow.grad')
   local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data',
     Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save',
-    load = 'moonflow.save', help = 'moonflow.help' }
+    load = 'moonflow.save', help = 'moonflow.help', compile = 'moonflow.compile', scalar = 'moonflow.compile' }
+  local several = { save = true, load = true, compile = true, scalar = true } -- fields of their module
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]
       if not name then return nil end
       local loaded = require(name)
-      if key == 'save' or key == 'load' then
-        rawset(mf, 'save', loaded.save)
-        rawset(mf, 'load', loaded.load)
-        return loaded[key]
-      end
+      if several[key] then loaded = loaded[key] end
       rawset(mf, key, loaded)
       return loaded
     end,

@@ -38,7 +38,10 @@ local function record(self, key, value)
   rawset(self, key, value)
 end
 
+local noted = mf._trace
+
 local function call(self, ...)
+  if noted.modes then noted.modes[self] = self.training end
   if self._forward_pre_hooks then
     for _, hook in ipairs(self._forward_pre_hooks) do hook(self, ...) end
   end

@@ -127,12 +127,60 @@ local function state_of(self, group, p)
   if not s then
     s = { step = 0 }
     for _, name in ipairs(self.states(group)) do
-      s[name] = mf._keep(self.initial and self.initial(group, p) or mf.zeros_like(p))
+      s[name] = mf._keep(mf._untraced(function()
+        return self.initial and self.initial(group, p) or mf.zeros_like(p)
+      end))
     end
     self.state[p] = s
   end
-  s.step = s.step + 1
+  if not mf._tracing() then s.step = s.step + 1 end
   return s
+end
+
+-- While a step is compiled: the group with its numbers as scalars, so that each call reads them
+-- anew. What decides which tensors there are is fixed.
+local function traced_group(self, group)
+  local traced, fixed = setmetatable({}, { __index = group }), {}
+  for name, value in pairs(group) do
+    local decides = value == 0 and (name == 'momentum' or name == 'weight_decay')
+    if name == 'betas' then
+      traced.betas = { mf.scalar(function() return group.betas[1] end), mf.scalar(function() return group.betas[2] end) }
+    elseif type(value) == 'number' and not decides then
+      traced[name] = mf.scalar(function() return group[name] end)
+    elseif decides or type(value) == 'boolean' then
+      fixed[name] = value
+    end
+  end
+  table.insert(mf._trace.checks, function()
+    for name, value in pairs(fixed) do
+      if group[name] ~= value then
+        fail('%s: %s was %s when the step was compiled and is %s now; compile anew', self._name, name,
+          tostring(value), tostring(group[name]))
+      end
+    end
+  end)
+  return traced
+end
+
+-- The step of parameters whose states are `states`, counted up before each call of the step that is
+-- compiled.
+local function traced_step(self, states)
+  return mf.scalar(function(first) -- `first`: the call that makes the scalar
+    local step = states[1].step
+    for _, s in ipairs(states) do
+      if s.step ~= step then fail('%s: parameters of one compiled step are at different steps', self._name) end
+    end
+    if not first then
+      for _, s in ipairs(states) do s.step = step + 1 end
+    end
+    return step + 1
+  end)
+end
+
+-- Whether this is the first step; of a compiled one, before each call.
+local function is_first(step)
+  if type(step) == 'number' then return step == 1 end
+  return mf.scalar(function() return step.value == 1 end)
 end
 
 -- Whether no element lies between those of p.
@@ -162,7 +210,8 @@ local function collect(self, group, grads)
       local s = state_of(self, group, p)
       if g.is_rows then
         if not self.rows then fail('%s takes no row-sparse gradients', self._name) end
-        mf.scope(self.rows, group, s.step, p, g.ids, g.values, s)
+        local step = mf._tracing() and traced_step(self, { s }) or s.step
+        mf.scope(self.rows, group, step, p, g.ids, g.values, s)
       else
         if not last or last.step ~= s.step or last.dtype ~= p.dtype then
           last = { step = s.step, dtype = p.dtype, params = {}, grads = {}, states = {}, copies = {} }
@@ -177,7 +226,8 @@ end
 
 local function update_group(grads, self, group)
   for _, run in ipairs(collect(self, group, grads)) do
-    self.update(group, run.step, run.params, run.grads, function(name)
+    local step = mf._tracing() and traced_step(self, run.states) or run.step
+    self.update(group, step, run.params, run.grads, function(name)
       local list = {}
       for i, s in ipairs(run.states) do list[i] = s[name] end
       return list
@@ -188,6 +238,7 @@ end
 
 local function update(self)
   for _, group in ipairs(self.param_groups) do
+    if mf._tracing() then group = traced_group(self, group) end
     mf._with_gradients(group.params, update_group, self, group)
   end
 end
@@ -305,6 +356,12 @@ end
 
 -- -- The optimisers -------------------------------------------------------------------------------
 
+-- The first step takes the gradient undampened.
+local function rows_dampening(g, step)
+  if type(step) == 'number' then return step == 1 and 0 or g.dampening end
+  return mf.scalar(function() return step.value == 1 and 0 or g.dampening.value end)
+end
+
 -- Stochastic gradient descent, with momentum, also Nesterov's.
 class('SGD', {
   defaults = { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false,
@@ -319,11 +376,11 @@ class('SGD', {
     local buffers = g.momentum ~= 0 and state 'momentum_buffer' or {}
     mf._sgd_(params, grads, buffers, { lr = g.lr, momentum = g.momentum, dampening = g.dampening,
       weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize,
-      first = step == 1 })
+      first = is_first(step) })
   end,
   rows = function(g, step, p, ids, values, s)
     mf._sgd_rows_(p, ids, values, s.momentum_buffer, { lr = g.lr, momentum = g.momentum,
-      dampening = step == 1 and 0 or g.dampening, weight_decay = g.weight_decay,
+      dampening = rows_dampening(g, step), weight_decay = g.weight_decay,
       nesterov = g.nesterov, maximize = g.maximize })
   end,
 })
@@ -360,12 +417,12 @@ class('RMSprop', {
   states = function(g)
     local names = { 'square_avg' }
     if g.centered then names[#names + 1] = 'grad_avg' end
-    if g.momentum > 0 then names[#names + 1] = 'momentum_buffer' end
+    if g.momentum ~= 0 then names[#names + 1] = 'momentum_buffer' end
     return names
   end,
   update = function(g, _, params, grads, state)
     mf._rmsprop_(params, grads, state 'square_avg', g.centered and state 'grad_avg' or {},
-      g.momentum > 0 and state 'momentum_buffer' or {}, { lr = g.lr, alpha = g.alpha, eps = g.eps,
+      g.momentum ~= 0 and state 'momentum_buffer' or {}, { lr = g.lr, alpha = g.alpha, eps = g.eps,
         weight_decay = g.weight_decay, momentum = g.momentum, maximize = g.maximize })
   end,
 })

@@ -189,11 +189,5 @@ bool mf_tensor_is_contiguous(const mf_tensor *t) {
 
 void *mf_tensor_data(const mf_tensor *tensor) {
   const Tensor *t = (const Tensor *)tensor;
-  const char *why = !t->storage                       ? "a row-sparse tensor has no data of its own"
-                    : t->m.device != DEVICE_CPU       ? "the tensor is not on the cpu"
-                    : atomic_load(&t->storage->freed) ? "the tensor was freed"
-                                                      : NULL;
-  if (!why) return tensor_data(t);
-  err_set(MF_EINVAL, "mf_tensor_data: %s", why);
-  return NULL;
+  return tensor_check_data(t, "mf_tensor_data") ? NULL : tensor_data(t);
 }

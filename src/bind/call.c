@@ -11,7 +11,7 @@
 #include "state.h"
 #include "str.h"
 
-enum { SMALL = 16 };
+enum { SMALL = 16, PATCHES = 12 };
 
 /* How many tensors a call may have by position if all else is left at its defaults; `least` is
  * above `most` for ops that cannot be called so. */
@@ -30,6 +30,8 @@ typedef struct Reading {
   int n_in, cap_in;
   Tensor *temporary[SMALL]; /* numbers made into tensors, released after the call */
   int n_temporary;
+  EagerPatch patches[PATCHES]; /* arguments that were an mf.scalar */
+  int n_patches;
   union {
     char bytes[OP_MAX_ARGS];
     double align;
@@ -182,10 +184,25 @@ static int add_input(Reading *r, Tensor *t) {
   return 0;
 }
 
+/* The number at a slot: a Lua number, or an mf.scalar, which is noted. False: neither. */
+static bool read_number(Reading *r, const Param *p, int slot, double *value) {
+  if (lua_type(r->L, slot) == LUA_TNUMBER) {
+    *value = lua_tonumber(r->L, slot);
+    return true;
+  }
+  const double *cell = bind_to_scalar(r->S, r->L, slot);
+  if (!cell || r->n_patches == PATCHES) return false;
+  bind_use_scalar(r->S, r->L, slot);
+  r->patches[r->n_patches++] = (EagerPatch){(int)(p - r->op->params), cell};
+  *value = *cell;
+  return true;
+}
+
 static int read_tensor(Reading *r, const Param *p, int slot) {
   Tensor *t = bind_to_tensor(r->S, r->L, slot);
-  if (!t && p->number && lua_type(r->L, slot) == LUA_TNUMBER) {
-    t = tensor_number(r->S->E, lua_tonumber(r->L, slot));
+  double value;
+  if (!t && p->number && read_number(r, p, slot, &value)) {
+    t = tensor_number(r->S->E, value);
     if (!t) return MF_ENOMEM;
     r->temporary[r->n_temporary++] = t;
   }
@@ -289,15 +306,23 @@ static int read_value(Reading *r, const Param *p, int i) {
   lua_State *L = r->L;
   int slot = r->slot[i];
   char *value = r->args.bytes + p->offset;
+  double number;
   if (p->has_offset) *(bool *)(r->args.bytes + p->has_offset) = true;
   switch ((ParamKind)p->kind) {
     case PARAM_INT:
+      if (lua_type(L, slot) == LUA_TUSERDATA && read_number(r, p, slot, &number)) {
+        *(int64_t *)(void *)value = (int64_t)number;
+        return 0;
+      }
+      return bind_read_int(L, slot, r->name, p->name, (int64_t *)(void *)value);
     case PARAM_DIM: return bind_read_int(L, slot, r->name, p->name, (int64_t *)(void *)value);
     case PARAM_FLOAT:
-      if (lua_type(L, slot) != LUA_TNUMBER) return wrong(r, p, slot, "a number");
-      *(double *)(void *)value = lua_tonumber(L, slot);
-      return 0;
+      return read_number(r, p, slot, (double *)(void *)value) ? 0 : wrong(r, p, slot, "a number");
     case PARAM_BOOL:
+      if (lua_type(L, slot) == LUA_TUSERDATA && read_number(r, p, slot, &number)) {
+        *(bool *)value = number != 0;
+        return 0;
+      }
       if (lua_type(L, slot) != LUA_TBOOLEAN) return wrong(r, p, slot, "true or false");
       *(bool *)value = lua_toboolean(L, slot);
       return 0;
@@ -399,7 +424,7 @@ static bool read_quick(Reading *r, int first) {
 static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into,
                  char in_place[64]) {
   r->S = S, r->L = L, r->op = op, r->name = op->name;
-  r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = 0;
+  r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = r->n_patches = 0;
   memcpy(r->args.bytes, op->defaults, op->args_size);
   int rc = 0;
   if (!read_quick(r, first)) {
@@ -434,6 +459,7 @@ int bind_call(State *S, lua_State *L, const Op *op, int first, bool into) {
   char in_place[64];
   int rc = begin(&r, S, L, op, first, into, in_place), last = lua_gettop(L);
   c.op = op, c.in = r.in, c.n_in = r.n_in, c.args = r.args.bytes;
+  c.patches = r.patches, c.n_patches = r.n_patches;
   c.into = into && !rc ? r.in[0] : NULL;
   if (!rc) rc = eager_call(S->E, &c);
   return end(&r, &c, first, last, rc);
@@ -443,7 +469,12 @@ int bind_with_call(State *S, lua_State *L, const Op *op, int first,
                    int (*use)(void *ud, EagerCall *c), void *ud) {
   Reading r;
   int rc = begin(&r, S, L, op, first, false, NULL), last = lua_gettop(L);
-  EagerCall c = {.op = op, .in = r.in, .n_in = r.n_in, .args = r.args.bytes};
+  EagerCall c = {.op = op,
+                 .in = r.in,
+                 .n_in = r.n_in,
+                 .args = r.args.bytes,
+                 .patches = r.patches,
+                 .n_patches = r.n_patches};
   if (!rc) rc = use(ud, &c);
   return end(&r, &c, first, last, rc);
 }

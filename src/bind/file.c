@@ -35,6 +35,7 @@ static int read_entry(State *S, lua_State *L, int i, SafetensorsEntry *e, Tensor
   if (!*t) return err_set(MF_EINVAL, "save: '%.80s' must be a tensor, is %s", e->name, what);
   const Meta *m = &(*t)->m;
   const char *why = !(*t)->storage                       ? "is row-sparse; save its to_dense()"
+                    : storage_is_traced((*t)->storage)   ? "belongs to a step that is compiled"
                     : !tensor_has_data(*t)               ? "is on the meta device and has no data"
                     : atomic_load(&(*t)->storage->freed) ? "was freed"
                                                          : NULL;

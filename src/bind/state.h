@@ -46,6 +46,8 @@ struct State {
   int anchor_pins, function_backward, hook_handle_mt; /* references */
   int error;     /* reference: the error value with which a callback ended, or LUA_NOREF */
   int traceback; /* reference: the handler of bind_protected */
+  int scalars;   /* reference: what the step that is traced uses, or LUA_NOREF */
+  int scalar_mt; /* reference */
   int wheres;    /* reference: lines of the user's program, for anomaly mode */
 };
 
@@ -99,6 +101,11 @@ Tensor *bind_check_tensor(State *S, lua_State *L, int index, const char *functio
 uint32_t bind_scope_begin(State *S);
 void bind_scope_keep(State *S, lua_State *L, int index, int seen);
 void bind_scope_end(State *S, uint32_t mark);
+
+/* The value of the mf.scalar at an index, or NULL; never raises. */
+const double *bind_to_scalar(const State *S, lua_State *L, int index);
+/* The scalar at `index` is read by the step that is traced, if there is one. */
+void bind_use_scalar(State *S, lua_State *L, int index);
 
 /* Pays what storages cost to Lua's collector, when enough has gathered. */
 void bind_pay(State *S, lua_State *L);
@@ -167,6 +174,7 @@ int bind_newindex(lua_State *L);
 void bind_function(State *S, lua_State *L, const char *name, lua_CFunction f);
 void bind_open_handles(State *S, lua_State *L);
 void bind_open_tensor(State *S, lua_State *L);
+void bind_open_compile(State *S, lua_State *L);
 void bind_open_ops(State *S, lua_State *L);
 void bind_open_lines(State *S, lua_State *L);
 void bind_open_grad(State *S, lua_State *L);

@@ -303,9 +303,7 @@ static int method_element_size(lua_State *L) {
  * freed. */
 static int method_data_ptr(lua_State *L) {
   Tensor *t = self(L, "data_ptr");
-  if (!t->storage || !tensor_has_data(t))
-    return bind_error(L, "data_ptr: the tensor has no memory");
-  if (storage_is_freed(t->storage)) return bind_error(L, "data_ptr: the tensor was freed");
+  if (tensor_check_data(t, "data_ptr")) return bind_raise(L);
   lua_pushlightuserdata(L, tensor_data(t));
   return 1;
 }

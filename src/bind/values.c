@@ -358,9 +358,7 @@ static int tolist(lua_State *L) {
   Tensor *t = bind_check_tensor(bind_state(L), L, 1, "tolist", "the first argument");
   if (!t->storage)
     return bind_error(L, "tolist: the tensor is row-sparse; :to_dense() makes it dense");
-  if (!tensor_has_data(t)) return bind_error(L, "tolist: a tensor on the meta device has no data");
-  if (atomic_load(&t->storage->freed)) return bind_error(L, "tolist: the tensor was freed");
-  if (push_nested(L, t, 0, tensor_data(t))) return bind_raise(L);
+  if (tensor_check_data(t, "tolist") || push_nested(L, t, 0, tensor_data(t))) return bind_raise(L);
   return 1;
 }
 

@@ -17,6 +17,8 @@ typedef struct Storage {
   atomic_uint version;     /* counts writes, for the tape */
   _Atomic uint16_t writer; /* who wrote last, as storage_written was told; 0: nobody */
   atomic_bool freed;       /* by the user; `data` is NULL then */
+  atomic_bool traced;      /* the contents are those of a step that is being compiled, or was: there
+                              are none to read */
   atomic_uchar living;     /* StorageLife: what of the block is in use */
   bool inside;             /* data lies in the block */
   Device *device;
@@ -39,6 +41,8 @@ bool storage_open(Storage *s, Device *d, size_t bytes, void *room, size_t room_b
 /* Memory of somebody else; release(owner) is called once when the last user is gone. */
 void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void (*release)(void *),
                           void *owner);
+/* Memory that is not there: of a tensor in a step that is being compiled. */
+void storage_open_traced(Storage *s, Device *d);
 /* "out of memory: requested ..., in use ..., cached ..., limit ..." as err_set; returns MF_ENOMEM.
  */
 int storage_explain(Device *d, size_t bytes);
@@ -64,6 +68,10 @@ static inline unsigned storage_version(Storage *s) {
 }
 static inline bool storage_is_freed(Storage *s) {
   return atomic_load_explicit(&s->freed, memory_order_relaxed);
+}
+
+static inline bool storage_is_traced(Storage *s) {
+  return atomic_load_explicit(&s->traced, memory_order_relaxed);
 }
 
 #endif

@@ -17,8 +17,12 @@ static const char *device_name(Eager *E, int type) {
   return E->context->devices[type] ? E->context->devices[type]->api->name : "?";
 }
 
-static int freed_input(EagerCall *c, int k) {
+static int dead_input(EagerCall *c, int k) {
   char name[64];
+  if (!storage_is_freed(c->in[k]->storage))
+    return err_set(MF_EINVAL,
+                   "%s: %s belongs to a step that was compiled; outside of it there is no value",
+                   c->op->name, call_input_name(c, k, name, sizeof name));
   return err_set(MF_EFREED, "%s: %s was freed", c->op->name,
                  call_input_name(c, k, name, sizeof name));
 }
@@ -35,7 +39,8 @@ static int check_inputs(Eager *E, EagerCall *c, bool *tracked, bool *rows) {
       *rows = true;
       continue;
     }
-    if (storage_is_freed(t->storage)) return freed_input(c, k);
+    if (storage_is_freed(t->storage)) return dead_input(c, k);
+    if (storage_is_traced(t->storage) && !E->tracer) return dead_input(c, k);
     if (t->m.device == device || t->m.number) continue;
     if (t->m.ndim == 0 && t->m.device == DEVICE_CPU && device != -1 && device != DEVICE_META)
       continue;
@@ -85,7 +90,12 @@ void eager_call_clear(EagerCall *c) {
   c->cap_out = 4;
 }
 
-static int no_data(EagerCall *c) {
+static int no_data(EagerCall *c, int k) {
+  if (c->in[k]->storage && storage_is_traced(c->in[k]->storage))
+    return err_set(MF_EINVAL,
+                   "%s: the result's shape depends on data, which a compiled step does not have "
+                   "while it is traced; masked_fill, where or topk keep shapes",
+                   c->op->name);
   return err_set(MF_EINVAL,
                  "%s: the result's shape depends on data, and a meta tensor has none; "
                  "masked_fill, where or topk keep shapes",
@@ -96,7 +106,7 @@ static int no_data(EagerCall *c) {
 static int data_views(EagerCall *c, View *views) {
   if (c->n_in > CALL_SMALL) return err_set(MF_EINVAL, "%s: too many inputs", c->op->name);
   for (int k = 0; k < c->n_in; k++) {
-    if (c->in[k] && !tensor_has_data(c->in[k])) return no_data(c);
+    if (c->in[k] && !tensor_has_data(c->in[k])) return no_data(c, k);
     views[k] = tensor_view(c->in[k]);
   }
   return 0;
@@ -136,6 +146,7 @@ static int infer_outputs(Eager *E, EagerCall *c) {
   for (int k = 0; k < c->n_out && !rc; k++) {
     if (c->out[k] == c->into) continue;
     if (flags & OP_VIEW) tape_view_of(E, c->out[k], c->in[0]);
+    else if (E->tracer) tensor_open_traced(c->out[k]);
     else if ((rc = tensor_allocate(c->out[k]))) err_prefix(rc, c->op->name);
   }
   return rc;
@@ -206,13 +217,28 @@ static int run_on_copy(Eager *E, EagerCall *c, bool tracked) {
   return rc;
 }
 
+/* A gradient line reads the argument as it is now. */
+static int check_patches(EagerCall *c) {
+  for (int i = 0; i < c->n_patches; i++) {
+    const Param *p = &c->op->params[c->patches[i].param];
+    if (p->kind != PARAM_TENSOR)
+      return err_set(MF_EUNSUPPORTED,
+                     "%s: %s is an mf.scalar, through which a gradient would be wrong in later "
+                     "calls; multiply by it instead, or compute this inside mf.no_grad",
+                     c->op->name, p->name);
+  }
+  return 0;
+}
+
 static int run(Eager *E, EagerCall *c, bool tracked) {
   int rc = infer_outputs(E, c);
   if (rc == INFER_COPY) return run_on_copy(E, c, tracked);
   bool writes = c->into || c->op->n_mutated;
   if (!rc && writes) rc = call_before_write(E, c, tracked);
-  if (!rc && !(c->op->spec[0]->flags & OP_VIEW)) rc = launch(E, c);
+  if (!rc && E->tracer) rc = E->tracer->record(E->tracer, c);
+  else if (!rc && !(c->op->spec[0]->flags & OP_VIEW)) rc = launch(E, c);
   if (!rc && writes) rc = call_after_write(E, c);
+  if (!rc && tracked) rc = E->tracer && c->n_patches ? check_patches(c) : 0;
   if (!rc && tracked) rc = tape_record(E, c);
   return rc;
 }
@@ -270,6 +296,7 @@ static int call_simple(Eager *E, EagerCall *c, int op, int n_in, Tensor *const *
 Tensor *eager_op(Eager *E, int op, int n_in, Tensor *const *in, const void *args) {
   EagerCall c;
   c.into = NULL;
+  c.n_patches = 0;
   if (call_simple(E, &c, op, n_in, in, args)) return NULL;
   Tensor *y = c.out[0];
   c.out[0] = NULL;
@@ -279,6 +306,7 @@ Tensor *eager_op(Eager *E, int op, int n_in, Tensor *const *in, const void *args
 
 int eager_op_into(Eager *E, int op, int n_in, Tensor *const *in, const void *args) {
   EagerCall c;
+  c.n_patches = 0;
   c.into = op_table[op].n_mutated ? NULL : in[0];
   int rc = call_simple(E, &c, op, n_in, in, args);
   if (!rc) eager_call_clear(&c);

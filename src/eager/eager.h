@@ -49,6 +49,8 @@ Tensor *tensor_number(Eager *E, double value);
 void tensor_release(Tensor *t);
 /* Memory for t->m; the op's outputs. A code with the error set. */
 int tensor_allocate(Tensor *t);
+/* No memory: what t holds is known only when the step that is compiled runs. */
+void tensor_open_traced(Tensor *t);
 
 static inline Tensor *tensor_retain(Tensor *t) {
   if (t) t->refs++;
@@ -61,23 +63,34 @@ static inline char *tensor_data(const Tensor *t) {
   return (char *)t->storage->data + t->m.offset * (int64_t)dtype_size((DType)t->m.dtype);
 }
 static inline bool tensor_has_data(const Tensor *t) {
-  return t->m.device != DEVICE_META;
+  return t->m.device != DEVICE_META && !(t->storage && storage_is_traced(t->storage));
 }
 static inline bool tensor_same_shape(const Tensor *a, const Tensor *b) {
   return shape_equal(a->m.ndim, a->m.shape, b->m.ndim, b->m.shape);
 }
 View tensor_view(const Tensor *t);
-/* One element as a double or int64 (exact for whole numbers); the tensor must have one element.
- * Refuses meta and freed ones. */
+/* Refuses to read t where there is nothing to read: freed, meta, or of a step that is compiled;
+ * `what` begins the error text. */
+int tensor_check_data(const Tensor *t, const char *what);
+/* One element as a double or int64 (exact for whole numbers); the tensor must have one element
+ * that tensor_check_data lets pass. */
 int tensor_item(const Tensor *t, double *f, int64_t *i);
 
 /* -- The state --------------------------------------------------------------------------------- */
+
+/* A scalar argument, or a number in the place of a tensor, that is not the same each time a
+ * compiled step runs: the op's param `param` is *cell. */
+typedef struct EagerPatch {
+  int param;
+  const double *cell;
+} EagerPatch;
 
 /* A call as the dispatcher takes it. Outputs belong to the caller afterwards. */
 typedef struct EagerCall {
   const Op *op;
   Tensor *const *in; /* flattened; NULL: absent */
-  int n_in;
+  int n_in, n_patches;
+  const EagerPatch *patches;
   void *args;    /* struct NAME_args, may be normalised in place */
   Tensor *into;  /* NAME_: the first input, which takes the result; else NULL */
   bool recorded; /* the dispatcher's answer: the tape has a node for it */
@@ -88,6 +101,12 @@ typedef struct EagerCall {
 
 /* Executes checked calls: eager_run, or a tracer's. */
 typedef int Interpreter(Eager *E, EagerCall *call);
+
+/* While a state has one, calls are checked, inferred and taped as ever, but the outputs get no
+ * memory, and `record` is called where the kernel would run. */
+typedef struct EagerTracer {
+  int (*record)(struct EagerTracer *, EagerCall *c);
+} EagerTracer;
 
 typedef struct Generator {
   uint64_t seed, next; /* the stream number of the next random op */
@@ -119,6 +138,7 @@ struct Eager {
   Stream *streams[CONTEXT_DEVICE_TYPES];
   Interpreter *interpreter;
   void *interpreter_ud;
+  EagerTracer *tracer; /* NULL: calls are executed */
   bool grad_enabled, anomaly;
   int device;        /* where tensors without inputs are made */
   bool retaining;    /* the backward pass that runs leaves the graph for another */

@@ -88,6 +88,11 @@ static int run_function(Eager *E, Node *n, Tensor *const *gout, const bool *need
 /* -- The form of a gradient -------------------------------------------------------------------- */
 
 Tensor *tape_zeros(Eager *E, const GradMeta *m) {
+  if (E->tracer) {
+    struct zeros_args args = {.size = {.n = m->ndim}, .dtype = m->dtype, .device = m->device};
+    memcpy(args.size.v, m->shape, sizeof(int64_t) * (size_t)m->ndim);
+    return eager_op(E, OP_zeros, 0, NULL, &args);
+  }
   Tensor *z = tensor_create(E, (DType)m->dtype, m->ndim, m->shape, m->device);
   if (z && tensor_has_data(z)) memset(z->storage->data, 0, z->storage->bytes);
   return z;

@@ -94,6 +94,11 @@ int tensor_allocate(Tensor *t) {
   return 0;
 }
 
+void tensor_open_traced(Tensor *t) {
+  t->storage = &block_of(t)->storage;
+  storage_open_traced(t->storage, t->E->context->devices[t->m.device]);
+}
+
 static void set_contiguous(Tensor *t, DType dtype, int ndim, const int64_t *shape, int device) {
   t->m.ndim = (int8_t)ndim;
   t->m.dtype = (uint8_t)dtype;
@@ -169,15 +174,24 @@ View tensor_view(const Tensor *t) {
   return v;
 }
 
+int tensor_check_data(const Tensor *t, const char *what) {
+  if (!t->storage) return err_set(MF_EINVAL, "%s: the tensor is row-sparse", what);
+  if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "%s: the tensor was freed", what);
+  if (storage_is_traced(t->storage))
+    return err_set(MF_EINVAL,
+                   "%s: the tensor belongs to a step that is being compiled: its value is known "
+                   "only when the compiled step runs; return it, and read the result",
+                   what);
+  if (tensor_has_data(t)) return 0;
+  return err_set(MF_EINVAL, "%s: a tensor on the meta device has no data", what);
+}
+
 int tensor_item(const Tensor *t, double *f, int64_t *i) {
   char shape[SHAPE_TEXT_MAX];
   if (meta_numel(&t->m) != 1)
     return err_set(MF_EINVAL, "item: a tensor of one element is needed, this has shape %s",
                    shape_text(t->m.ndim, t->m.shape, shape));
-  if (!t->storage) return err_set(MF_EINVAL, "item: a row-sparse tensor has no single element");
-  if (!tensor_has_data(t))
-    return err_set(MF_EINVAL, "item: a tensor on the meta device has no data");
-  if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "item: the tensor was freed");
+  if (tensor_check_data(t, "item")) return MF_EINVAL;
   if (f) *f = dtype_get_f64((DType)t->m.dtype, tensor_data(t));
   if (i) *i = dtype_get_i64((DType)t->m.dtype, tensor_data(t));
   return 0;

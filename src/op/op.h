@@ -10,10 +10,10 @@
  * its own, and a context uses those that suit its CPU. */
 #ifndef MF_OP_H
 #define MF_OP_H
-#include "device.h"
 #include "err.h"
 #include "meta.h"
 
+typedef struct Stream Stream; /* of device.h */
 typedef struct Op Op;
 typedef struct OpSpec OpSpec;
 typedef struct Infer Infer;

@@ -1,0 +1,209 @@
+-- mf.compile(f): a function like f whose calls run as one compiled step.
+--
+-- The first call with arguments of a new form (shapes, dtypes, memory order; the values of plain
+-- numbers, strings and booleans) runs f once on tensors without values; what it does to tensors,
+-- gradients and optimisers included, becomes a plan, which this call and later ones of the form
+-- run. What f does besides (printing, counting) happens that once. Captured tensors are read anew in
+-- each call; a captured number is a constant, unless it is an mf.scalar.
+local mf = require 'moonflow.core'
+local options = require 'moonflow.options'
+local fail, describe = options.fail, options.describe
+
+-- -- mf.scalar ------------------------------------------------------------------------------------
+
+-- Of scalars whose value is a function's: the function; the scalars that it reads; their order.
+local refresh, reads, order = setmetatable({}, { __mode = 'k' }), setmetatable({}, { __mode = 'k' }),
+  setmetatable({}, { __mode = 'k' })
+local serial, reading = 0, nil
+
+-- A number that compiled steps read before each call: mf.scalar(0.1), then s.value = 0.05; or the
+-- result of a function, which is called now (with true) and before each call of a step that uses it. It goes where an
+-- op takes a number.
+local function scalar(value)
+  local of, outer, read = value, reading, {}
+  if type(value) == 'function' then
+    reading = read
+    of = value(true)
+    reading = outer
+  end
+  if type(of) == 'boolean' then of = of and 1 or 0 end
+  if type(of) ~= 'number' then fail('scalar: a number or a function is needed, this is %s', describe(of)) end
+  local s = mf._scalar(of)
+  serial = serial + 1
+  order[s] = serial
+  if type(value) == 'function' then refresh[s], reads[s] = value, read end
+  return s
+end
+
+do
+  local mt = mf._scalar_mt
+  function mt.__index(s, key)
+    if key == 'value' then
+      if reading then reading[s] = true end
+      return mf._scalar_get(s)
+    end
+    fail("scalar: there is no field '%s'; there is value", tostring(key))
+  end
+  function mt.__newindex(s, key, value)
+    if key ~= 'value' then fail("scalar: there is no field '%s'; there is value", tostring(key)) end
+    if refresh[s] then fail 'scalar: its value is that of its function' end
+    mf._scalar_set(s, value)
+  end
+  function mt.__tostring(s) return ('scalar(%.14g)'):format(mf._scalar_get(s)) end
+end
+
+-- The scalars to refresh before a call that uses `used`, those that others read first.
+local function refreshed(used)
+  local list, known = {}, {}
+  local function add(s)
+    if known[s] or not refresh[s] then return end
+    known[s], list[#list + 1] = true, s
+    for other in pairs(reads[s]) do add(other) end
+  end
+  for s in pairs(used) do add(s) end
+  table.sort(list, function(a, b) return order[a] < order[b] end)
+  return list
+end
+
+-- -- Results --------------------------------------------------------------------------------------
+
+-- Turns what f returned into a form: traced tensors are put into `list`, and their places known.
+local function form_of(value, list, seen)
+  if mf._is_traced(value) then
+    list[#list + 1] = value
+    return { place = #list }
+  end
+  if type(value) == 'table' and not mf.is_tensor(value) and getmetatable(value) == nil then
+    if seen[value] then fail 'compile: the result is a table that contains itself' end
+    seen[value] = true
+    local fields = {}
+    for k, v in pairs(value) do fields[k] = form_of(v, list, seen) end
+    seen[value] = nil
+    return { fields = fields }
+  end
+  return { constant = value }
+end
+
+local function fill(form, results)
+  if form.place then return results[form.place] end
+  if not form.fields then return form.constant end
+  local t = {}
+  for k, f in pairs(form.fields) do t[k] = fill(f, results) end
+  return t
+end
+
+-- -- Steps ----------------------------------------------------------------------------------------
+
+local step_mt = {}
+
+-- What the library's Lua tells the step that is being traced, nil while there is none: checks are
+-- functions that run before each of its calls and raise when something is not as it was; modes has
+-- for each module that was called whether it was training, which decides whether the step fits.
+local noted = mf._trace
+
+-- A compiled form: its job, how results are made of the job's, what is refreshed before a call, and
+-- under which modes of modules it is right.
+local function trace(self, ...)
+  local n, args, tensors, at = select('#', ...), { ... }, {}, {}
+  for i = 1, n do
+    if mf.is_tensor(args[i]) then
+      tensors[#tensors + 1] = args[i]
+      at[#at + 1] = i
+    end
+  end
+  local entry, used = { forms = {}, all = true, modes = {}, checks = {} }, {}
+  noted.checks, noted.modes = entry.checks, entry.modes
+  local ok, job = pcall(mf._compile, self.name, function(...)
+    for k, i in ipairs(at) do args[i] = (select(k, ...)) end
+    local function pack(...)
+      local list = {}
+      for i = 1, select('#', ...) do
+        entry.forms[i] = form_of((select(i, ...)), list, {})
+        entry.all = entry.all and entry.forms[i].place == i
+      end
+      entry.n = select('#', ...)
+      return list
+    end
+    return pack(self.f(unpack(args, 1, n)))
+  end, tensors, used)
+  noted.checks, noted.modes = nil, nil
+  if not ok then error(job, 0) end
+  entry.job, entry.only_tensors = job, #tensors == n
+  entry.scalars = used
+  entry.cells = refreshed(used)
+  return entry
+end
+
+local function is_right(entry)
+  for module, training in pairs(entry.modes) do
+    if module.training ~= training then return false end
+  end
+  return true
+end
+
+-- The entry for these arguments, traced when there is none.
+local function entry_of(self, ...)
+  local key = mf._form(...)
+  local list = self.cache[key]
+  for _, entry in ipairs(list or {}) do
+    if is_right(entry) then return entry end
+  end
+  local entry = trace(self, ...)
+  self.misses = self.misses + 1
+  self.forms[self.misses] = key
+  entry.key = key
+  self.cache[key] = self.cache[key] or {}
+  table.insert(self.cache[key], entry)
+  self.age[#self.age + 1] = entry
+  if #self.age > self.cache_size then
+    local oldest = table.remove(self.age, 1)
+    local same = self.cache[oldest.key]
+    for i = #same, 1, -1 do if same[i] == oldest then table.remove(same, i) end end
+    if #same == 0 then self.cache[oldest.key] = nil end
+  end
+  return entry
+end
+
+local function tensors_of(...)
+  local list = {}
+  for i = 1, select('#', ...) do
+    local x = select(i, ...)
+    if mf.is_tensor(x) then list[#list + 1] = x end
+  end
+  return unpack(list)
+end
+
+local function finish(entry, ...)
+  if entry.all then return ... end
+  local results, out = { ... }, {}
+  for i, form in ipairs(entry.forms) do out[i] = fill(form, results) end
+  return unpack(out, 1, entry.n)
+end
+
+function step_mt.__call(self, ...)
+  if mf._tracing() then return self.f(...) end -- inside of another step: part of it
+  local entry = entry_of(self, ...)
+  for _, check in ipairs(entry.checks) do check() end
+  for _, s in ipairs(entry.cells) do mf._scalar_set(s, refresh[s]()) end
+  if entry.only_tensors then return finish(entry, entry.job:run(...)) end
+  return finish(entry, entry.job:run(tensors_of(...)))
+end
+
+function step_mt.__tostring(self)
+  local parts = {}
+  for i, entry in ipairs(self.age) do parts[i] = entry.job:text() end
+  return table.concat(parts, '\n')
+end
+
+-- f compiled. {name = what texts call it, cache_size = how many forms are kept}. The result has
+-- `misses`, how many forms were compiled, and `forms`, which they were.
+local function compile(f, o)
+  o = options('compile', o, { name = 'step', cache_size = 16 })
+  if type(f) ~= 'function' and not (type(f) == 'table' and (getmetatable(f) or {}).__call) then
+    fail('compile: the first argument must be a function or a module, is %s', describe(f))
+  end
+  return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
+    misses = 0, forms = {} }, step_mt)
+end
+
+return { compile = compile, scalar = scalar }

@@ -1,0 +1,269 @@
+/* Compiled steps for lua/compile.lua: jobs as userdata, and mf.scalar. */
+#include <string.h>
+
+#include "job.h"
+#include "state.h"
+#include "str.h"
+
+/* -- Scalars ----------------------------------------------------------------------------------- */
+
+typedef struct Scalar {
+  const State *tag;
+  double value;
+  char unused[8]; /* tells it from a Handle by size */
+} Scalar;
+
+static const char scalar_tag[1];
+
+static Scalar *to_scalar(lua_State *L, int index) {
+  Scalar *s = lua_touserdata(L, index);
+  bool is = s && lua_objlen(L, index) == sizeof *s && s->tag == (const void *)scalar_tag;
+  return is ? s : NULL;
+}
+
+const double *bind_to_scalar(const State *S, lua_State *L, int index) {
+  (void)S;
+  Scalar *s = to_scalar(L, index);
+  return s ? &s->value : NULL;
+}
+
+void bind_use_scalar(State *S, lua_State *L, int index) {
+  if (S->scalars == LUA_NOREF) return;
+  lua_pushvalue(L, index);
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->scalars);
+  lua_insert(L, -2);
+  lua_pushboolean(L, true);
+  lua_rawset(L, -3);
+  lua_pop(L, 1);
+}
+
+/* mf._scalar(value): a number that compiled steps read before each call. */
+static int scalar_new(lua_State *L) {
+  State *S = bind_state(L);
+  double value = luaL_checknumber(L, 1);
+  Scalar *s = lua_newuserdata(L, sizeof *s);
+  *s = (Scalar){.tag = (const void *)scalar_tag, .value = value};
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->scalar_mt);
+  lua_setmetatable(L, -2);
+  return 1;
+}
+
+static Scalar *check_scalar(lua_State *L) {
+  Scalar *s = to_scalar(L, 1);
+  if (!s) bind_error(L, "scalar: the first argument must be an mf.scalar");
+  return s;
+}
+
+static int scalar_get(lua_State *L) {
+  lua_pushnumber(L, check_scalar(L)->value);
+  return 1;
+}
+
+static int scalar_set(lua_State *L) {
+  Scalar *s = check_scalar(L);
+  if (lua_type(L, 2) == LUA_TBOOLEAN) s->value = lua_toboolean(L, 2);
+  else if (lua_type(L, 2) == LUA_TNUMBER) s->value = lua_tonumber(L, 2);
+  else return bind_error(L, "scalar: the value must be a number, is a %s", luaL_typename(L, 2));
+  return 0;
+}
+
+static int is_scalar(lua_State *L) {
+  lua_pushboolean(L, to_scalar(L, 1) != NULL);
+  return 1;
+}
+
+/* -- Jobs -------------------------------------------------------------------------------------- */
+
+static const char job_mt[] = "moonflow.job";
+
+typedef struct JobBox {
+  Job *job;
+} JobBox;
+
+static Job *check_job(lua_State *L) {
+  JobBox *b = luaL_checkudata(L, 1, job_mt);
+  if (!b->job) bind_error(L, "the compiled step was released");
+  return b->job;
+}
+
+static int job_gc(lua_State *L) {
+  JobBox *b = luaL_checkudata(L, 1, job_mt);
+  job_destroy(b->job);
+  b->job = NULL;
+  return 0;
+}
+
+/* Stack: f, args. Calls f on traced tensors for the tensors in the table `args`. */
+static int call_traced(State *S, lua_State *L, Job *j, int args) {
+  int n = (int)lua_objlen(L, args);
+  luaL_checkstack(L, n + 8, "too many arguments");
+  for (int k = 1; k <= n; k++) {
+    lua_rawgeti(L, args, k);
+    Tensor *like = bind_to_tensor(S, L, -1);
+    Tensor *x = like ? job_input(j, like) : NULL;
+    lua_pop(L, 1);
+    if (!x) return like ? MF_ENOMEM : err_set(MF_EINVAL, "compile: argument %d is no tensor", k);
+    bind_push(S, L, x);
+  }
+  if (!lua_pcall(L, n, 1, 0)) return 0;
+  return MF_ELUA; /* the error value is on top */
+}
+
+static int take_results(State *S, lua_State *L, Job *j, int table) {
+  int n = (int)lua_objlen(L, table), rc = 0;
+  Tensor **results = mem_zalloc(sizeof *results * (size_t)(n + 1));
+  if (!results) return err_set(MF_ENOMEM, "out of memory");
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, table, k + 1);
+    results[k] = bind_to_tensor(S, L, -1);
+    lua_pop(L, 1);
+    if (!results[k]) rc = err_set(MF_EINVAL, "compile: result %d is no tensor", k + 1);
+  }
+  if (rc) job_abandon(j);
+  else rc = job_finish(j, n, results);
+  mem_free(results);
+  return rc;
+}
+
+/* mf._compile(name, f, args, scalars): traces f on the tensors of args; f returns the list of its
+ * results that are traced tensors. `scalars` is filled with what the step reads. Returns the job.
+ */
+static int compile(lua_State *L) {
+  State *S = bind_state(L);
+  const char *name = luaL_checkstring(L, 1);
+  luaL_checktype(L, 3, LUA_TTABLE);
+  luaL_checktype(L, 4, LUA_TTABLE);
+  JobBox *b = lua_newuserdata(L, sizeof *b);
+  b->job = NULL;
+  luaL_getmetatable(L, job_mt);
+  lua_setmetatable(L, -2);
+  int box = lua_gettop(L);
+  if (!(b->job = job_begin(S->E, name))) return bind_raise(L);
+  lua_pushvalue(L, 4);
+  S->scalars = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_pushvalue(L, 2);
+  int rc = call_traced(S, L, b->job, 3);
+  luaL_unref(L, LUA_REGISTRYINDEX, S->scalars);
+  S->scalars = LUA_NOREF;
+  if (rc) job_abandon(b->job);
+  else if (lua_type(L, -1) != LUA_TTABLE)
+    job_abandon(b->job), rc = err_set(MF_EINVAL, "compile: a list of results is needed");
+  else rc = take_results(S, L, b->job, lua_gettop(L));
+  if (rc == MF_ELUA) return lua_error(L);
+  if (rc) return bind_raise(L);
+  lua_settop(L, box);
+  return 1;
+}
+
+/* job:run(tensors...) -> tensors... */
+static int job_call(lua_State *L) {
+  enum { SMALL = 32 };
+  State *S = bind_state(L);
+  Job *j = check_job(L);
+  int n_in = lua_gettop(L) - 1, n_out = job_n_results(j);
+  if (n_in > SMALL || n_out > SMALL)
+    return bind_error(L, "a compiled step takes and returns at most %d tensors", SMALL);
+  Tensor *in[SMALL], *out[SMALL];
+  for (int k = 0; k < n_in; k++) in[k] = bind_check_tensor(S, L, k + 2, "run", "an argument");
+  if (job_run(j, n_in, in, out)) return bind_raise(L);
+  luaL_checkstack(L, n_out + 4, "too many results");
+  for (int k = 0; k < n_out; k++) bind_push(S, L, out[k]);
+  bind_pay(S, L);
+  return n_out;
+}
+
+static int job_text(lua_State *L) {
+  Str s = {0};
+  job_print(check_job(L), &s);
+  lua_pushlstring(L, s.text ? s.text : "", s.n);
+  str_free(&s);
+  return 1;
+}
+
+static void add_form(Str *s, const Tensor *t) {
+  str_printf(s, "%s:", dtype_name((DType)t->m.dtype));
+  if (t->m.device != DEVICE_CPU) str_printf(s, "device %d:", t->m.device);
+  for (int d = 0; d < t->m.ndim; d++)
+    str_printf(s, "%s%lld", d ? "," : "", (long long)t->m.shape[d]);
+  if (!meta_is_contiguous(&t->m))
+    for (int d = 0; d < t->m.ndim; d++)
+      str_printf(s, "%c%lld", d ? ',' : '/', (long long)t->m.stride[d]);
+  str_puts(s, ";");
+}
+
+/* mf._form(...): a string that tells apart arguments that need steps of their own. */
+static int form(lua_State *L) {
+  State *S = bind_state(L);
+  Str s = {0};
+  str_puts(&s, S->E->grad_enabled ? "" : "no_grad;");
+  for (int k = 1; k <= lua_gettop(L); k++) {
+    Tensor *t = bind_to_tensor(S, L, k);
+    int type = lua_type(L, k);
+    if (t && t->storage) add_form(&s, t);
+    else if (type == LUA_TNUMBER) str_printf(&s, "%.17g;", lua_tonumber(L, k));
+    else if (type == LUA_TBOOLEAN) str_puts(&s, lua_toboolean(L, k) ? "true;" : "false;");
+    else if (type == LUA_TNIL) str_puts(&s, "nil;");
+    else if (type == LUA_TSTRING) str_printf(&s, "%zu'%s;", lua_objlen(L, k), lua_tostring(L, k));
+    else {
+      char what[160];
+      str_free(&s);
+      return bind_error(L,
+                        "compile: argument %d is %s; tensors, numbers, strings, booleans and nil "
+                        "are possible",
+                        k, bind_describe(S, L, k, what, sizeof what));
+    }
+  }
+  lua_pushlstring(L, s.text ? s.text : "", s.n);
+  str_free(&s);
+  return 1;
+}
+
+/* mf._is_traced(x): whether x is a tensor that has a value only when the compiled step runs. */
+static int is_traced(lua_State *L) {
+  Tensor *t = bind_to_tensor(bind_state(L), L, 1);
+  lua_pushboolean(L, t && t->storage && storage_is_traced(t->storage) && !t->storage->data);
+  return 1;
+}
+
+/* mf._tracing(): whether a step is being traced. */
+static int tracing(lua_State *L) {
+  lua_pushboolean(L, bind_state(L)->E->tracer != NULL);
+  return 1;
+}
+
+/* mf._untraced(f, ...): f's results, computed now, also while a step is traced. */
+static int untraced(lua_State *L) {
+  Eager *E = bind_state(L)->E;
+  EagerTracer *tracer = E->tracer;
+  E->tracer = NULL;
+  int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+  E->tracer = tracer;
+  return rc ? lua_error(L) : lua_gettop(L);
+}
+
+void bind_open_compile(State *S, lua_State *L) {
+  static const luaL_Reg functions[] = {{"_scalar", scalar_new},
+                                       {"_scalar_get", scalar_get},
+                                       {"_scalar_set", scalar_set},
+                                       {"_is_scalar", is_scalar},
+                                       {"_compile", compile},
+                                       {"_is_traced", is_traced},
+                                       {"_tracing", tracing},
+                                       {"_untraced", untraced},
+                                       {"_form", form},
+                                       {NULL, NULL}};
+  static const luaL_Reg methods[] = {{"run", job_call}, {"text", job_text}, {NULL, NULL}};
+  S->scalars = LUA_NOREF;
+  lua_newtable(L);
+  lua_pushvalue(L, -1);
+  S->scalar_mt = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_setfield(L, -2, "_scalar_mt");
+  for (const luaL_Reg *f = functions; f->name; f++) bind_function(S, L, f->name, f->func);
+  luaL_newmetatable(L, job_mt);
+  lua_pushcfunction(L, job_gc);
+  lua_setfield(L, -2, "__gc");
+  lua_newtable(L);
+  for (const luaL_Reg *f = methods; f->name; f++) bind_function(S, L, f->name, f->func);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

@@ -1,0 +1,112 @@
+#include "graph.h"
+
+#include <string.h>
+
+#include "err.h"
+#include "mem.h"
+
+static void name_graph(void *ud) {
+  Graph *g = ud;
+  g->name = arena_text(&g->arena, g->name);
+}
+
+Graph *graph_create(const char *name) {
+  Graph *g = mem_zalloc(sizeof *g);
+  if (!g) {
+    err_set(MF_ENOMEM, "out of memory");
+    return NULL;
+  }
+  g->name = name;
+  g->n_generators = 1;
+  if (!arena_protect(&g->arena, name_graph, g)) return g;
+  graph_destroy(g);
+  return NULL;
+}
+
+void graph_destroy(Graph *g) {
+  if (!g) return;
+  arena_free(&g->arena);
+  mem_free(g);
+}
+
+static void link_before(Graph *g, GraphNode *n, GraphNode *at) {
+  n->next = at;
+  n->prev = at ? at->prev : g->last;
+  *(n->prev ? &n->prev->next : &g->first) = n;
+  *(at ? &at->prev : &g->last) = n;
+}
+
+GraphNode *graph_insert(Graph *g, GraphNode *at, GraphKind kind, int n_in, int n_out) {
+  GraphNode *n = arena_new(&g->arena, GraphNode);
+  n->kind = (uint8_t)kind;
+  n->n_in = n_in;
+  n->n_out = n_out;
+  n->cell = NO_CELL;
+  n->in = arena_array(&g->arena, GraphValue *, n_in);
+  n->out = arena_array(&g->arena, GraphValue, n_out);
+  for (int k = 0; k < n_out; k++) {
+    n->out[k].node = n;
+    n->out[k].output = k;
+  }
+  link_before(g, n, at);
+  return n;
+}
+
+GraphNode *graph_add(Graph *g, GraphKind kind, int n_in, int n_out) {
+  return graph_insert(g, NULL, kind, n_in, n_out);
+}
+
+GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args, int n_in,
+                        GraphValue *const *in, int n_out) {
+  GraphNode *n = graph_insert(g, at, GRAPH_OP, n_in, n_out);
+  n->op = op;
+  n->args = arena_copy(&g->arena, args, op->args_size);
+  if (n_in) memcpy(n->in, in, sizeof *in * (size_t)n_in);
+  return n;
+}
+
+void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
+                    const int64_t *shape) {
+  v->dtype = (uint8_t)dtype;
+  v->device = (uint8_t)device;
+  v->ndim = (int8_t)ndim;
+  v->shape = arena_copy(&g->arena, shape, sizeof *shape * (size_t)ndim);
+}
+
+void graph_remove(Graph *g, GraphNode *n) {
+  *(n->prev ? &n->prev->next : &g->first) = n->next;
+  *(n->next ? &n->next->prev : &g->last) = n->prev;
+}
+
+void graph_clear_marks(Graph *g) {
+  for (GraphNode *n = g->first; n; n = n->next) {
+    n->mark = NULL;
+    for (int k = 0; k < n->n_out; k++) n->out[k].mark = NULL;
+  }
+}
+
+static void forward(GraphValue **v) {
+  while (*v && (*v)->mark) *v = (*v)->mark;
+}
+
+void graph_replace_marked(Graph *g) {
+  for (GraphNode *n = g->first; n; n = n->next)
+    for (int k = 0; k < n->n_in; k++) forward(&n->in[k]);
+  for (size_t i = 0; i < g->results.n; i++) forward(&g->results.at[i]);
+}
+
+void graph_replace(Graph *g, GraphValue *from, GraphValue *to) {
+  for (GraphNode *n = g->first; n; n = n->next)
+    for (int k = 0; k < n->n_in; k++)
+      if (n->in[k] == from) n->in[k] = to;
+  for (size_t i = 0; i < g->results.n; i++)
+    if (g->results.at[i] == from) g->results.at[i] = to;
+}
+
+void graph_renumber(Graph *g) {
+  int64_t nodes = 0, values = 0;
+  for (GraphNode *n = g->first; n; n = n->next) {
+    n->id = nodes++;
+    for (int k = 0; k < n->n_out; k++) n->out[k].id = values++;
+  }
+}

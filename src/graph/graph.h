@@ -1,0 +1,126 @@
+/* The logical program of one step: nodes and the values they make, in one arena.
+ *
+ * A Graph is functional: a value is made once and never changes. A tensor that the step writes is a
+ * sequence of values; what is left in a captured tensor at the end is said by a `write` node, and
+ * writes and results are the roots of what is needed. Values have a shape and a dtype and no
+ * strides: order in memory is the plan's matter, but for ports, which name memory that exists.
+ *
+ * Nodes are in an order that computes before it uses; passes keep it so, and graph_verify says
+ * whether they did. Everything that allocates runs under arena_protect(&g->arena). */
+#ifndef MF_GRAPH_H
+#define MF_GRAPH_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "arena.h"
+#include "op.h"
+#include "str.h"
+
+typedef struct Graph Graph;
+typedef struct GraphNode GraphNode;
+typedef struct GraphValue GraphValue;
+
+/* A tensor of the step. `number`: a 0-d one that stands for a plain number of the program, which
+ * takes part in promotion only by its kind. */
+struct GraphValue {
+  GraphNode *node; /* which makes it */
+  int output;      /* as its output of this place */
+  int8_t ndim;
+  uint8_t dtype, device;
+  bool number;
+  const int64_t *shape;
+  int64_t id; /* as graph_renumber left it: dense, in the order of nodes */
+  void *mark; /* for the pass that runs */
+};
+
+typedef enum GraphKind {
+  GRAPH_OP,
+  GRAPH_INPUT,   /* an argument of the step; one output */
+  GRAPH_CAPTURE, /* memory that outlives the step, as it is at the start; one output */
+  GRAPH_NUMBER,  /* a plain number: `value`, or the cell's; one output */
+  GRAPH_WRITE    /* at the end, input 0 is what the capture `target` holds */
+} GraphKind;
+
+enum { NO_CELL = -1 };
+
+/* One scalar argument of an op that is not the same in each call: param `param` of the op is the
+ * value of cell `cell`. */
+typedef struct GraphPatch {
+  int param, cell;
+} GraphPatch;
+
+struct GraphNode {
+  uint8_t kind; /* GraphKind */
+  const Op *op;
+  void *args;      /* struct NAME_args, normalised */
+  int n_in, n_out; /* inputs as in OpCall, flattened; NULL: absent. Outputs are the op's, then the
+                      new values of inputs that it writes, in the order of `written` */
+  GraphValue **in, *out;
+  int n_written;
+  const int *written; /* inputs that the op writes */
+  int n_patches;
+  const GraphPatch *patches;
+  int generator;     /* of a random op: its key's stream counts from that generator's first */
+  const char *name;  /* of an input or capture */
+  const Meta *meta;  /* of an input or capture: its memory */
+  double value;      /* of a number */
+  int cell;          /* of a number; NO_CELL: it is a constant */
+  GraphNode *target; /* of a write */
+  const char *where; /* the user's line, "train.lua:12"; NULL: unknown */
+  GraphNode *next, *prev;
+  int64_t id;
+  void *mark;
+};
+
+struct Graph {
+  Arena arena;
+  const char *name;
+  GraphNode *first, *last;
+  LIST(GraphValue *) results;
+  int n_cells;      /* scalars that are read before each call */
+  int n_generators; /* number 0 is the state's default one */
+};
+
+/* An empty graph; NULL when out of memory (error set). */
+Graph *graph_create(const char *name);
+void graph_destroy(Graph *g);
+
+/* A node at the end of the list; kind and counts are set, its inputs are NULL and its outputs
+ * undescribed. */
+GraphNode *graph_add(Graph *g, GraphKind kind, int n_in, int n_out);
+/* The same before `at` (NULL: at the end). */
+GraphNode *graph_insert(Graph *g, GraphNode *at, GraphKind kind, int n_in, int n_out);
+/* A node of an op whose arguments are copied. */
+GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args, int n_in,
+                        GraphValue *const *in, int n_out);
+void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
+                    const int64_t *shape);
+void graph_remove(Graph *g, GraphNode *n);
+/* Every use of `from`, in nodes and results, becomes one of `to`. Linear: passes that replace many
+ * values set from->mark and call graph_replace_marked once. */
+void graph_replace(Graph *g, GraphValue *from, GraphValue *to);
+/* Every use of a value whose mark is not NULL becomes one of (GraphValue *)mark, repeatedly. */
+void graph_replace_marked(Graph *g);
+/* Numbers nodes and values in order. */
+void graph_renumber(Graph *g);
+/* Sets the marks of all nodes and values to NULL. */
+void graph_clear_marks(Graph *g);
+
+static inline bool graph_is_op(const GraphNode *n, int op_id) {
+  return n->kind == GRAPH_OP && n->op->id == op_id;
+}
+static inline int64_t graph_numel(const GraphValue *v) {
+  return shape_numel(v->ndim, v->shape);
+}
+
+/* -- text.c, parse.c, verify.c ----------------------------------------------------------------- */
+
+/* The whole graph as stable text, ids renumbered. */
+void graph_print(Graph *g, Str *out);
+/* Reads what graph_print wrote; NULL with the error set, naming line and reason. */
+Graph *graph_parse(const char *text);
+/* Checks that values are made before they are used, that outputs are what inference says, that
+ * writes go to captures, once each. `after` names the pass for the error text; 0 or a code. */
+int graph_verify(Graph *g, const char *after);
+
+#endif

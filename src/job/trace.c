@@ -1,0 +1,407 @@
+#include "trace.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "mem.h"
+#include "op_args.h"
+#include "op_ids.h"
+#include "tape.h"
+
+/* -- Storages and their values ----------------------------------------------------------------- */
+
+static bool same_meta(const Meta *a, const Meta *b) {
+  return a->offset == b->offset && a->dtype == b->dtype &&
+         shape_equal(a->ndim, a->shape, b->ndim, b->shape) &&
+         shape_equal(a->ndim, a->stride, b->ndim, b->stride);
+}
+
+static TraceStorage *find(Trace *t, const Storage *s) {
+  int64_t k = map_get(&t->place, s);
+  return k < 0 ? NULL : t->storages.at[k];
+}
+
+static TraceStorage *add_storage(Trace *t, Storage *s, const Meta *root, GraphValue *current) {
+  TraceStorage *ts = arena_new(&t->graph->arena, TraceStorage);
+  if (!map_put(&t->place, s, (int64_t)t->storages.n))
+    arena_throw(&t->graph->arena, err_set(MF_ENOMEM, "out of memory"));
+  *list_add(&t->graph->arena, &t->storages) = ts;
+  ts->storage = s;
+  storage_retain(s);
+  ts->root = *root;
+  ts->current = current;
+  return ts;
+}
+
+static const char *here(Trace *t) {
+  Eager *E = t->E;
+  if (!E->owner.where) return NULL;
+  uint64_t where = E->owner.where(E->owner.ud);
+  const char *text = where ? E->owner.where_text(E->owner.ud, where) : NULL;
+  return text && *text ? arena_text(&t->graph->arena, text) : NULL;
+}
+
+static void describe(Trace *t, GraphValue *v, const Meta *m) {
+  graph_describe(t->graph, v, (DType)m->dtype, m->device, m->ndim, m->shape);
+  v->number = m->number;
+}
+
+/* What the port of `like` looks like: itself if it is all of its storage, else the storage as a
+ * list of elements. */
+static Meta root_of(const Tensor *like) {
+  Meta m = like->m;
+  size_t size = dtype_size((DType)m.dtype), bytes = like->storage->bytes;
+  bool whole = m.offset == 0 && (size_t)meta_numel(&m) * size == bytes &&
+               shape_is_dense(m.ndim, m.shape, m.stride);
+  if (whole) return m;
+  m.ndim = 1;
+  m.offset = 0;
+  m.shape[0] = (int64_t)(bytes / size);
+  m.stride[0] = 1;
+  return m;
+}
+
+static TraceStorage *add_port(Trace *t, GraphKind kind, Storage *s, const Meta *m) {
+  Graph *g = t->graph;
+  GraphNode *at = g->first; /* ports come first, in order of appearance */
+  while (at && (at->kind == GRAPH_INPUT || at->kind == GRAPH_CAPTURE)) at = at->next;
+  GraphNode *n = graph_insert(g, at, kind, 0, 1);
+  Meta *copy = arena_new(&g->arena, Meta);
+  *copy = *m;
+  n->meta = copy;
+  describe(t, &n->out[0], m);
+  return add_storage(t, s, m, &n->out[0]);
+}
+
+static void keep_leaf(Trace *t, Tensor *x) {
+  if (!x->ag || !x->ag->requires_grad) return;
+  for (size_t i = 0; i < t->leaves.n; i++)
+    if (t->leaves.at[i] == x) return;
+  *list_add(&t->graph->arena, &t->leaves) = tensor_retain(x);
+}
+
+static TraceStorage *capture(Trace *t, Tensor *x) {
+  Meta root = root_of(x);
+  char name[32];
+  TraceStorage *ts = add_port(t, GRAPH_CAPTURE, x->storage, &root);
+  int k = 0;
+  for (size_t i = 0; i + 1 < t->storages.n; i++) k += t->storages.at[i]->capture != NULL;
+  snprintf(name, sizeof name, "c%d", k);
+  ts->capture = ts->current->node;
+  ts->capture->name = arena_text(&t->graph->arena, name);
+  ts->first = tensor_retain(x);
+  return ts;
+}
+
+/* The number that x is; a cell's when the call says so. */
+static GraphValue *number(Trace *t, const Tensor *x, const double *cell) {
+  GraphNode *n = graph_add(t->graph, GRAPH_NUMBER, 0, 1);
+  describe(t, &n->out[0], &x->m);
+  n->value = dtype_get_f64((DType)x->m.dtype, tensor_data(x));
+  if (cell) {
+    size_t k = 0;
+    while (k < t->cells.n && t->cells.at[k] != cell) k++;
+    if (k == t->cells.n) *list_add(&t->graph->arena, &t->cells) = cell;
+    n->cell = (int)k;
+  }
+  add_storage(t, x->storage, &x->m, &n->out[0]);
+  return &n->out[0];
+}
+
+static TraceView *find_view(TraceStorage *ts, const Meta *m) {
+  for (size_t i = 0; i < ts->views.n; i++) {
+    TraceView *v = &ts->views.at[i];
+    if (v->writes == ts->writes && same_meta(&v->meta, m)) return v;
+  }
+  return NULL;
+}
+
+static void add_view(Trace *t, TraceStorage *ts, const Meta *m, GraphValue *value) {
+  TraceView *v = NULL;
+  for (size_t i = 0; i < ts->views.n && !v; i++)
+    if (ts->views.at[i].writes != ts->writes) v = &ts->views.at[i];
+  if (!v) v = list_add(&t->graph->arena, &ts->views);
+  *v = (TraceView){*m, ts->writes, value};
+}
+
+static void set_list(IntList *list, int n, const int64_t *v) {
+  list->n = n;
+  if (n) memcpy(list->v, v, sizeof *v * (size_t)n);
+}
+
+static GraphValue *derive(Trace *t, TraceStorage *ts, const Meta *m) {
+  struct slice_base_args a = {.offset = m->offset};
+  if (m->dtype != ts->root.dtype)
+    arena_throw(&t->graph->arena,
+                err_set(MF_EUNSUPPORTED, "%s: a compiled step cannot see one memory as %s and %s",
+                        t->call ? t->call->op->name : "return", dtype_name((DType)ts->root.dtype),
+                        dtype_name((DType)m->dtype)));
+  set_list(&a.base_stride, ts->root.ndim, ts->root.stride);
+  set_list(&a.size, m->ndim, m->shape);
+  set_list(&a.stride, m->ndim, m->stride);
+  GraphNode *n = graph_add_op(t->graph, NULL, &op_table[OP_slice_base], &a, 1, &ts->current, 1);
+  n->where = here(t);
+  describe(t, &n->out[0], m);
+  n->out[0].number = false;
+  add_view(t, ts, m, &n->out[0]);
+  return &n->out[0];
+}
+
+/* The value that x holds now. */
+static GraphValue *value_of(Trace *t, Tensor *x, const double *cell) {
+  if (!x) return NULL;
+  TraceStorage *ts = find(t, x->storage);
+  if (!ts) {
+    if (storage_is_traced(x->storage))
+      arena_throw(&t->graph->arena,
+                  err_set(MF_EINVAL, "%s: a tensor of another compiled step has no value here",
+                          t->call ? t->call->op->name : "return"));
+    if (x->m.number) return number(t, x, cell);
+    ts = capture(t, x);
+  }
+  if (ts->capture) keep_leaf(t, x);
+  if (same_meta(&ts->root, &x->m)) return ts->current;
+  TraceView *v = find_view(ts, &x->m);
+  return v ? v->value : derive(t, ts, &x->m);
+}
+
+/* x holds `value` from now on. */
+static void write_to(Trace *t, Tensor *x, GraphValue *value) {
+  TraceStorage *ts = find(t, x->storage);
+  if (ts->capture) atomic_store(&ts->storage->traced, true); /* what it holds is of no use now */
+  if (same_meta(&ts->root, &x->m)) {
+    ts->current = value;
+    ts->writes++;
+    return;
+  }
+  struct scatter_base_args a = {.offset = x->m.offset};
+  set_list(&a.base_stride, ts->root.ndim, ts->root.stride);
+  set_list(&a.src_size, x->m.ndim, x->m.shape);
+  set_list(&a.stride, x->m.ndim, x->m.stride);
+  GraphValue *in[2] = {ts->current, value};
+  GraphNode *n = graph_add_op(t->graph, NULL, &op_table[OP_scatter_base], &a, 2, in, 1);
+  n->where = here(t);
+  describe(t, &n->out[0], &ts->root);
+  ts->current = &n->out[0];
+  ts->writes++;
+  add_view(t, ts, &x->m, value);
+}
+
+/* -- Calls ------------------------------------------------------------------------------------- */
+
+static const double *cell_of(const EagerCall *c, int k) {
+  for (int i = 0; i < c->n_patches; i++) {
+    int position = 0;
+    for (int p = 0; p < c->patches[i].param; p++) position += c->op->params[p].kind == PARAM_TENSOR;
+    bool tensor = c->op->params[c->patches[i].param].kind == PARAM_TENSOR;
+    if (tensor && op_param_of_input(c->op, c->args, k) == position) return c->patches[i].cell;
+  }
+  return NULL;
+}
+
+static int cell_number(Trace *t, const double *cell) {
+  size_t k = 0;
+  while (k < t->cells.n && t->cells.at[k] != cell) k++;
+  if (k == t->cells.n) *list_add(&t->graph->arena, &t->cells) = cell;
+  return (int)k;
+}
+
+/* The scalar arguments that are cells. */
+static void record_patches(Trace *t, const EagerCall *c, GraphNode *n) {
+  if (!c->n_patches) return;
+  GraphPatch *patches = arena_array(&t->graph->arena, GraphPatch, c->n_patches);
+  n->patches = patches;
+  for (int i = 0; i < c->n_patches; i++) {
+    if (c->op->params[c->patches[i].param].kind == PARAM_TENSOR) continue;
+    patches[n->n_patches++] = (GraphPatch){c->patches[i].param, cell_number(t, c->patches[i].cell)};
+  }
+}
+
+/* The stream of a random op, or of one that redoes a draw, counts from the default generator's at
+ * the start. */
+static void record_generator(Trace *t, GraphNode *n) {
+  for (int i = 0; i < n->op->n_params; i++) {
+    if (n->op->params[i].kind != PARAM_GENERATOR) continue;
+    RngKey *key = (RngKey *)(void *)((char *)n->args + n->op->params[i].offset);
+    const Generator *g = &t->E->generator;
+    if (key->seed != g->seed || key->stream < t->stream || key->stream >= g->next)
+      arena_throw(&t->graph->arena,
+                  err_set(MF_EUNSUPPORTED,
+                          "%s: a compiled step draws from the default generator alone; leave "
+                          "`generator` away",
+                          n->op->name));
+    *key = (RngKey){0, key->stream - t->stream};
+  }
+}
+
+/* The inputs that the op writes, apart from `into`; their number. */
+static int written_inputs(const EagerCall *c, int *written) {
+  int count = 0;
+  for (int i = 0, position = 0; i < c->op->n_params; i++) {
+    const Param *p = &c->op->params[i];
+    if (p->kind != PARAM_TENSOR) continue;
+    int first, n;
+    op_inputs_of_param(c->op, c->args, position++, &first, &n);
+    for (int k = first; p->mutated && k < first + n; k++)
+      if (c->in[k]) written[count++] = k;
+  }
+  return count;
+}
+
+static void record_op(Trace *t, EagerCall *c, GraphValue *const *in) {
+  Graph *g = t->graph;
+  int *written = arena_array(&g->arena, int, c->n_in);
+  int n_written = c->op->n_mutated ? written_inputs(c, written) : 0;
+  GraphNode *n = graph_add_op(g, NULL, c->op, c->args, c->n_in, in, c->n_out + n_written);
+  n->written = written;
+  n->n_written = n_written;
+  n->where = here(t);
+  record_patches(t, c, n);
+  record_generator(t, n);
+  for (int k = 0; k < c->n_out; k++) {
+    describe(t, &n->out[k], &c->out[k]->m);
+    if (c->out[k] == c->into) write_to(t, c->into, &n->out[k]);
+    else add_storage(t, c->out[k]->storage, &c->out[k]->m, &n->out[k]);
+  }
+  for (int k = 0; k < n_written; k++) {
+    Tensor *x = c->in[written[k]];
+    describe(t, &n->out[c->n_out + k], &x->m);
+    write_to(t, x, &n->out[c->n_out + k]);
+  }
+}
+
+/* A view is a value of its own only where it differs from the whole. */
+static void record_view(Trace *t, EagerCall *c, GraphValue *const *in) {
+  TraceStorage *ts = find(t, c->in[0]->storage);
+  GraphNode *n = graph_add_op(t->graph, NULL, c->op, c->args, c->n_in, in, c->n_out);
+  n->where = here(t);
+  for (int k = 0; k < c->n_out; k++) {
+    const Meta *m = &c->out[k]->m;
+    describe(t, &n->out[k], m);
+    n->out[k].number = false;
+    if (!same_meta(&ts->root, m) && !find_view(ts, m)) add_view(t, ts, m, &n->out[k]);
+  }
+}
+
+static void record_call(void *ud) {
+  Trace *t = ud;
+  EagerCall *c = t->call;
+  GraphValue **in = arena_array(&t->graph->arena, GraphValue *, c->n_in);
+  for (int k = 0; k < c->n_in; k++) in[k] = value_of(t, c->in[k], cell_of(c, k));
+  if (c->op->spec[0]->flags & OP_VIEW) record_view(t, c, in);
+  else record_op(t, c, in);
+}
+
+static int record(EagerTracer *tracer, EagerCall *c) {
+  Trace *t = (Trace *)tracer;
+  t->call = c;
+  int rc = arena_protect(&t->graph->arena, record_call, t);
+  t->call = NULL;
+  return rc;
+}
+
+/* -- Beginning and end ------------------------------------------------------------------------- */
+
+Trace *trace_begin(Eager *E, const char *name) {
+  if (E->tracer) {
+    err_set(MF_EINVAL,
+            "compile: a step is being compiled already; call the inner function plainly");
+    return NULL;
+  }
+  Trace *t = mem_zalloc(sizeof *t);
+  if (t) t->graph = graph_create(name);
+  if (!t || !t->graph) {
+    mem_free(t);
+    err_set(MF_ENOMEM, "out of memory");
+    return NULL;
+  }
+  t->tracer.record = record;
+  t->E = E;
+  t->stream = E->generator.next;
+  E->tracer = &t->tracer;
+  return t;
+}
+
+typedef struct NewInput {
+  Trace *t;
+  Tensor *x;
+  Meta root;
+} NewInput;
+
+static void add_input(void *ud) {
+  NewInput *a = ud;
+  char name[32];
+  int k = 0;
+  for (GraphNode *n = a->t->graph->first; n; n = n->next) k += n->kind == GRAPH_INPUT;
+  TraceStorage *ts = add_port(a->t, GRAPH_INPUT, a->x->storage, &a->root);
+  snprintf(name, sizeof name, "x%d", k);
+  ts->current->node->name = arena_text(&a->t->graph->arena, name);
+}
+
+Tensor *trace_input(Trace *t, const Tensor *like) {
+  Tensor *x = tensor_new(t->E);
+  if (!x) return NULL;
+  x->m = like->m;
+  x->m.offset = 0;
+  tensor_open_traced(x);
+  NewInput a = {t, x, x->m};
+  if (!arena_protect(&t->graph->arena, add_input, &a)) return x;
+  tensor_release(x);
+  return NULL;
+}
+
+typedef struct Ending {
+  Trace *t;
+  int n;
+  Tensor *const *results;
+} Ending;
+
+static void finish(void *ud) {
+  Ending *e = ud;
+  Trace *t = e->t;
+  Graph *g = t->graph;
+  for (int k = 0; k < e->n; k++)
+    *list_add(&g->arena, &g->results) = value_of(t, e->results[k], NULL);
+  for (size_t i = 0; i < t->storages.n; i++) {
+    TraceStorage *ts = t->storages.at[i];
+    if (!ts->capture || !ts->writes) continue;
+    GraphNode *n = graph_add(g, GRAPH_WRITE, 1, 0);
+    n->in[0] = ts->current;
+    n->target = ts->capture;
+  }
+  g->n_cells = (int)t->cells.n;
+}
+
+/* Gradients that the step made are its own. */
+static void drop_gradients(Trace *t) {
+  for (size_t i = 0; i < t->leaves.n; i++) {
+    Autograd *ag = t->leaves.at[i]->ag;
+    Tensor *g = ag ? ag->grad : NULL;
+    if (g && g->storage ? storage_is_traced(g->storage) && !g->storage->data
+                        : g && storage_is_traced(g->row_ids->storage)) {
+      ag->grad = NULL;
+      tensor_release(g);
+    }
+  }
+}
+
+int trace_end(Trace *t, int n, Tensor *const *results) {
+  Ending e = {t, n, results};
+  int rc = n < 0 ? 0 : arena_protect(&t->graph->arena, finish, &e);
+  t->E->tracer = NULL;
+  for (size_t i = 0; i < t->storages.n; i++)
+    if (t->storages.at[i]->capture) atomic_store(&t->storages.at[i]->storage->traced, false);
+  drop_gradients(t);
+  return rc;
+}
+
+void trace_destroy(Trace *t) {
+  if (!t) return;
+  for (size_t i = 0; i < t->storages.n; i++) {
+    tensor_release(t->storages.at[i]->first);
+    storage_release(t->storages.at[i]->storage);
+  }
+  for (size_t i = 0; i < t->leaves.n; i++) tensor_release(t->leaves.at[i]);
+  map_free(&t->place);
+  mem_free(t);
+}

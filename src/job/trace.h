@@ -1,0 +1,53 @@
+/* Tracing: the calls of one run of the user's function become a Graph.
+ *
+ * While a Trace is at work its state executes nothing. A tensor's memory is named by its storage:
+ * for each there is the value that it holds now, seen through `root`, and views are values derived
+ * from it. A write through a view makes a new value of the whole; views are derived again after it.
+ * A storage that existed before is a capture, known by the first tensor that led to it. */
+#ifndef MF_TRACE_H
+#define MF_TRACE_H
+#include "eager.h"
+#include "graph.h"
+#include "map.h"
+
+typedef struct TraceView {
+  Meta meta;
+  unsigned writes; /* of the storage when it was right */
+  GraphValue *value;
+} TraceView;
+
+typedef struct TraceStorage {
+  Storage *storage; /* counted */
+  Meta root;        /* dense, offset 0: all of the storage */
+  GraphValue *current;
+  GraphNode *capture; /* NULL: made by the step, an argument or a number */
+  Tensor *first;      /* of a capture: the tensor that led to it, counted */
+  unsigned writes;
+  LIST(TraceView) views;
+} TraceStorage;
+
+typedef struct Trace {
+  EagerTracer tracer;
+  Eager *E;
+  Graph *graph;
+  Map place; /* Storage * -> index in storages */
+  LIST(TraceStorage *) storages;
+  LIST(Tensor *) leaves;      /* captured ones that may get a gradient; counted */
+  LIST(const double *) cells; /* by cell number */
+  uint64_t stream;            /* the default generator's next stream at the start */
+  EagerCall *call;            /* which is recorded now */
+  int code;
+} Trace;
+
+/* Begins: E records into a new graph. NULL with the error set. */
+Trace *trace_begin(Eager *E, const char *name);
+/* A tensor like `t` that stands for an argument of the step. */
+Tensor *trace_input(Trace *t, const Tensor *like);
+/* Ends recording; E executes again. What the step left in captures becomes writes, `results` the
+ * graph's results, and gradients that it first made are dropped. On failure, and after an error in
+ * the user's function (n < 0), only the state is restored. */
+int trace_end(Trace *t, int n, Tensor *const *results);
+/* The graph, which holds the trace's records, is the caller's to destroy afterwards. */
+void trace_destroy(Trace *t);
+
+#endif

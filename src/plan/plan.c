@@ -1,0 +1,343 @@
+/* From a graph to a plan, in one walk: where each value lies, and the kernels' launches.
+ *
+ * Values become tensors: a view shares the register of what it is a view of. What an op writes, and
+ * the output of an op that allows it, takes the register of the input that it replaces, when
+ * nothing reads that afterwards; a captured tensor's memory is taken so when the step writes it. So
+ * a parameter is updated where it lies. At the end, writes whose value is elsewhere are copies. */
+#include "plan.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "err.h"
+#include "graph.h"
+#include "mem.h"
+#include "op_args.h"
+#include "op_ids.h"
+
+/* What the walk knows of a value. `root`: the value whose memory it may share; `last` of a root:
+ * the last node that reads the memory, AT_END for results and writes. */
+typedef struct Place {
+  struct Place *root;
+  int64_t last;
+  int tensor;   /* -1: not yet made */
+  bool written; /* a capture's, or in its memory, and the step writes the capture */
+} Place;
+
+enum { AT_END = INT32_MAX };
+
+typedef struct Lowering {
+  Graph *g;
+  Plan *p;
+  int64_t at; /* the node's number */
+  Place *places;
+} Lowering;
+
+static Place *place_of(const GraphValue *v) {
+  return v->mark;
+}
+
+static Place *root_of(const GraphValue *v) {
+  return v ? place_of(v)->root : NULL;
+}
+
+/* -- Who reads what, and for how long ---------------------------------------------------------- */
+
+static bool is_view(const GraphNode *n) {
+  return n->kind == GRAPH_OP && n->op->spec[0]->flags & OP_VIEW;
+}
+
+static void make_places(Lowering *w) {
+  graph_renumber(w->g);
+  int64_t n_values = 0;
+  for (GraphNode *n = w->g->first; n; n = n->next) n_values += n->n_out;
+  w->places = arena_array(&w->p->arena, Place, n_values + 1);
+  for (GraphNode *n = w->g->first; n; n = n->next) {
+    for (int k = 0; k < n->n_out; k++) {
+      Place *p = &w->places[n->out[k].id];
+      n->out[k].mark = p;
+      p->root = is_view(n) ? root_of(n->in[0]) : p;
+      p->tensor = -1;
+    }
+    for (int k = 0; k < n->n_in; k++)
+      if (n->in[k]) root_of(n->in[k])->last = n->kind == GRAPH_WRITE ? AT_END : n->id;
+    if (n->kind == GRAPH_WRITE) place_of(&n->target->out[0])->written = true;
+  }
+  for (size_t i = 0; i < w->g->results.n; i++) root_of(w->g->results.at[i])->last = AT_END;
+}
+
+/* -- Records ----------------------------------------------------------------------------------- */
+
+static int add_register(Plan *p, PlanHome home, int port, int64_t bytes) {
+  PlanRegister *r = list_add(&p->arena, &p->registers);
+  *r = (PlanRegister){.home = (uint8_t)home, .port = port, .bytes = bytes, .first = -1, .last = -1};
+  return (int)p->registers.n - 1;
+}
+
+static int add_tensor(Plan *p, int reg, const Meta *m) {
+  *list_add(&p->arena, &p->tensors) = (PlanTensor){reg, *m};
+  return (int)p->tensors.n - 1;
+}
+
+static int64_t bytes_of(const Meta *m) {
+  return meta_numel(m) * (int64_t)dtype_size((DType)m->dtype);
+}
+
+static void touch(Plan *p, int tensor) {
+  if (tensor < 0) return;
+  PlanRegister *r = &p->registers.at[p->tensors.at[tensor].reg];
+  int step = (int)p->steps.n;
+  if (r->first < 0) r->first = step;
+  r->last = step;
+}
+
+static PlanStep *add_step(Lowering *w, const Op *op, const void *args, int n_in, const int *in,
+                          int n_out, const int *out, const char *where) {
+  Plan *p = w->p;
+  for (int k = 0; k < n_in; k++) touch(p, in[k]);
+  for (int k = 0; k < n_out; k++) touch(p, out[k]);
+  PlanStep *s = list_add(&p->arena, &p->steps);
+  *s = (PlanStep){.op = op, .n_in = n_in, .n_out = n_out};
+  s->args = arena_copy(&p->arena, args, op->args_size);
+  s->in = arena_copy(&p->arena, in, sizeof *in * (size_t)n_in);
+  s->out = arena_copy(&p->arena, out, sizeof *out * (size_t)n_out);
+  s->where = where ? arena_text(&p->arena, where) : NULL;
+  return s;
+}
+
+/* -- Physical inference ------------------------------------------------------------------------ */
+
+typedef struct Asking {
+  Infer infer;
+  Meta *metas;
+  int cap;
+} Asking;
+
+static Meta *add_meta(Infer *I) {
+  Asking *a = (Asking *)I;
+  MF_ASSERT(I->n_out < a->cap, "%s: more outputs than when it was traced", I->op->name);
+  return &a->metas[I->n_out++];
+}
+
+/* The metas of n's outputs on what its inputs are in memory: 0, INFER_COPY, or an error. */
+static int infer(Lowering *w, GraphNode *n, const int *in, Meta *metas, int n_out) {
+  Plan *p = w->p;
+  const Meta **ask = arena_array(&p->arena, const Meta *, n->n_in);
+  for (int k = 0; k < n->n_in; k++) ask[k] = in[k] < 0 ? NULL : &p->tensors.at[in[k]].meta;
+  Asking a = {.infer = {.op = n->op,
+                        .args = arena_copy(&p->arena, n->args, n->op->args_size),
+                        .in = ask,
+                        .n_in = n->n_in,
+                        .device = DEVICE_CPU,
+                        .add = add_meta},
+              .metas = metas,
+              .cap = n_out};
+  int rc = n->op->spec[0]->infer(&a.infer);
+  if (rc && rc != INFER_COPY) arena_throw(&p->arena, rc);
+  return rc;
+}
+
+/* -- Steps ------------------------------------------------------------------------------------- */
+
+/* A copy of a tensor in a register of its own; `format` as clone's memory_format. */
+static int clone(Lowering *w, int tensor, int format, const char *where) {
+  struct clone_args args = {.memory_format = format};
+  Meta m = w->p->tensors.at[tensor].meta;
+  m.offset = 0;
+  if (format || !shape_is_dense(m.ndim, m.shape, m.stride))
+    shape_contiguous(m.ndim, m.shape, m.stride);
+  m.number = false;
+  int reg = add_register(w->p, PLAN_BLOCK, -1, bytes_of(&m)), out = add_tensor(w->p, reg, &m);
+  add_step(w, &op_table[OP_clone], &args, 1, &tensor, 1, &out, where);
+  return out;
+}
+
+static void lower_view(Lowering *w, GraphNode *n) {
+  Plan *p = w->p;
+  int *in = arena_array(&p->arena, int, n->n_in);
+  Meta *metas = arena_array(&p->arena, Meta, n->n_out);
+  for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
+  if (infer(w, n, in, metas, n->n_out) == INFER_COPY) {
+    in[0] = clone(w, in[0], 1, n->where);
+    infer(w, n, in, metas, n->n_out);
+  }
+  int reg = p->tensors.at[in[0]].reg;
+  for (int k = 0; k < n->n_out; k++) place_of(&n->out[k])->tensor = add_tensor(p, reg, &metas[k]);
+}
+
+/* Whether the memory of input k may be overwritten by node n: nothing reads it afterwards, and it
+ * is the step's own, or a capture's that is written anyway. */
+static bool may_take(Lowering *w, const GraphNode *n, int k) {
+  const GraphValue *v = n->in[k];
+  Place *root = root_of(v);
+  const PlanRegister *r = &w->p->registers.at[w->p->tensors.at[place_of(v)->tensor].reg];
+  if (root->last > w->at || v->number) return false;
+  if (r->home != PLAN_BLOCK && !(r->home == PLAN_CAPTURE && root->written)) return false;
+  for (int j = 0; j < n->n_in; j++) /* no other input looks at it in another way */
+    if (j != k && n->in[j] && root_of(n->in[j]) == root && n->in[j] != v) return false;
+  return true;
+}
+
+static bool same_places(const Meta *a, const Meta *b) {
+  return a->dtype == b->dtype && shape_equal(a->ndim, a->shape, b->ndim, b->shape) &&
+         shape_equal(a->ndim, a->stride, b->ndim, b->stride);
+}
+
+/* The output whose meta is m lies in the register of tensor `from` now. */
+static void take(Lowering *w, const GraphNode *n, int k, GraphValue *out, const Meta *m) {
+  Plan *p = w->p;
+  Place *root = root_of(n->in[k]), *mine = place_of(out);
+  int from = place_of(n->in[k])->tensor;
+  Meta meta = *m;
+  meta.offset = p->tensors.at[from].meta.offset;
+  mine->tensor = add_tensor(p, p->tensors.at[from].reg, &meta);
+  mine->written = root->written; /* the memory is a capture's, as it was */
+}
+
+static void new_output(Lowering *w, GraphValue *v, Meta *m) {
+  m->dtype = v->dtype;
+  m->number = false;
+  m->offset = 0;
+  place_of(v)->tensor = add_tensor(w->p, add_register(w->p, PLAN_BLOCK, -1, bytes_of(m)), m);
+}
+
+/* Inputs that the op writes are its own: taken over, or copied. */
+static void lower_written(Lowering *w, GraphNode *n, int *in) {
+  int first = n->n_out - n->n_written;
+  for (int i = 0; i < n->n_written; i++) {
+    int k = n->written[i];
+    GraphValue *out = &n->out[first + i];
+    if (may_take(w, n, k)) {
+      take(w, n, k, out, &w->p->tensors.at[in[k]].meta);
+    } else {
+      place_of(out)->tensor = clone(w, in[k], 0, n->where);
+    }
+    in[k] = place_of(out)->tensor;
+  }
+}
+
+static void lower_op(Lowering *w, GraphNode *n) {
+  Plan *p = w->p;
+  int n_out = n->n_out - n->n_written;
+  int *in = arena_array(&p->arena, int, n->n_in), *out = arena_array(&p->arena, int, n_out);
+  Meta *metas = arena_array(&p->arena, Meta, n_out);
+  for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
+  infer(w, n, in, metas, n_out);
+  lower_written(w, n, in);
+  bool inplace = n->op->spec[0]->flags & OP_INPLACE && n_out == 1 && n->n_in && n->in[0];
+  for (int k = 0; k < n_out; k++) {
+    metas[k].dtype = n->out[k].dtype;
+    if (inplace && may_take(w, n, 0) && same_places(&metas[k], &p->tensors.at[in[0]].meta))
+      take(w, n, 0, &n->out[k], &metas[k]);
+    else new_output(w, &n->out[k], &metas[k]);
+    out[k] = place_of(&n->out[k])->tensor;
+  }
+  PlanStep *s = add_step(w, n->op, n->args, n->n_in, in, n_out, out, n->where);
+  PlanPatch *patches = arena_array(&p->arena, PlanPatch, n->n_patches);
+  for (int k = 0; k < n->n_patches; k++)
+    patches[k] = (PlanPatch){n->patches[k].param, n->patches[k].cell};
+  s->n_patches = n->n_patches;
+  s->patches = patches;
+}
+
+static void lower_port(Lowering *w, GraphNode *n) {
+  Plan *p = w->p;
+  bool input = n->kind == GRAPH_INPUT;
+  int port = (int)(input ? p->inputs.n : p->captures.n);
+  int reg = add_register(p, input ? PLAN_INPUT : PLAN_CAPTURE, port, bytes_of(n->meta));
+  int t = add_tensor(p, reg, n->meta);
+  if (input) *list_add(&p->arena, &p->inputs) = t;
+  else *list_add(&p->arena, &p->captures) = t;
+  place_of(&n->out[0])->tensor = t;
+}
+
+static void lower_number(Lowering *w, GraphNode *n) {
+  Plan *p = w->p;
+  Meta m = {.number = true, .dtype = n->out[0].dtype};
+  int reg = add_register(p, PLAN_NUMBER, (int)p->numbers.n, bytes_of(&m));
+  place_of(&n->out[0])->tensor = add_tensor(p, reg, &m);
+  *list_add(&p->arena, &p->numbers) = (PlanNumber){n->value, n->cell, n->out[0].dtype};
+}
+
+/* -- The end ----------------------------------------------------------------------------------- */
+
+static bool is_home(const Plan *p, int tensor, PlanHome home) {
+  return p->registers.at[p->tensors.at[tensor].reg].home == home;
+}
+
+/* What is written or returned and lies in another capture's memory is saved before that is
+ * overwritten; results do not lie in memory of others at all. */
+static void save_sources(Lowering *w) {
+  Plan *p = w->p;
+  for (GraphNode *n = w->g->first; n; n = n->next) {
+    if (n->kind != GRAPH_WRITE) continue;
+    int from = place_of(n->in[0])->tensor, to = place_of(&n->target->out[0])->tensor;
+    bool same = p->tensors.at[from].reg == p->tensors.at[to].reg &&
+                p->tensors.at[from].meta.offset == p->tensors.at[to].meta.offset &&
+                same_places(&p->tensors.at[from].meta, &p->tensors.at[to].meta);
+    if (!same && is_home(p, from, PLAN_CAPTURE))
+      place_of(n->in[0])->tensor = clone(w, from, 0, NULL);
+  }
+  for (size_t i = 0; i < w->g->results.n; i++) {
+    Place *v = place_of(w->g->results.at[i]);
+    bool own = is_home(p, v->tensor, PLAN_BLOCK) || is_home(p, v->tensor, PLAN_RESULT);
+    if (!own) v->tensor = clone(w, v->tensor, 0, NULL);
+    PlanRegister *r = &p->registers.at[p->tensors.at[v->tensor].reg];
+    if (r->home == PLAN_BLOCK) {
+      r->home = PLAN_RESULT;
+      r->port = p->n_result_registers++;
+    }
+    *list_add(&p->arena, &p->results) = v->tensor;
+  }
+}
+
+static void lower_writes(Lowering *w) {
+  Plan *p = w->p;
+  for (GraphNode *n = w->g->first; n; n = n->next) {
+    if (n->kind != GRAPH_WRITE) continue;
+    int in[2] = {place_of(&n->target->out[0])->tensor, place_of(n->in[0])->tensor};
+    if (p->tensors.at[in[0]].reg == p->tensors.at[in[1]].reg) continue;
+    add_step(w, &op_table[OP_copy_], op_table[OP_copy_].defaults, 2, in, 0, NULL, n->where);
+  }
+}
+
+static void lower(void *ud) {
+  Lowering *w = ud;
+  w->p->name = arena_text(&w->p->arena, w->g->name);
+  w->p->n_cells = w->g->n_cells;
+  make_places(w);
+  for (GraphNode *n = w->g->first; n; n = n->next) {
+    w->at = n->id;
+    switch ((GraphKind)n->kind) {
+      case GRAPH_INPUT:
+      case GRAPH_CAPTURE: lower_port(w, n); break;
+      case GRAPH_NUMBER: lower_number(w, n); break;
+      case GRAPH_OP:
+        if (is_view(n)) lower_view(w, n);
+        else lower_op(w, n);
+        break;
+      case GRAPH_WRITE: break;
+    }
+  }
+  save_sources(w);
+  lower_writes(w);
+  plan_memory(w->p);
+}
+
+Plan *plan_create(Graph *g) {
+  Plan *p = mem_zalloc(sizeof *p);
+  if (!p) {
+    err_set(MF_ENOMEM, "out of memory");
+    return NULL;
+  }
+  Lowering w = {.g = g, .p = p};
+  if (!arena_protect(&p->arena, lower, &w)) return p;
+  plan_destroy(p);
+  return NULL;
+}
+
+void plan_destroy(Plan *p) {
+  if (!p) return;
+  arena_free(&p->arena);
+  mem_free(p);
+}
