@@ -125,7 +125,7 @@ local function trace(self, ...)
       return list
     end
     return pack(self.f(unpack(args, 1, n)))
-  end, tensors, used)
+  end, tensors, used, self.passes)
   noted.checks, noted.modes = nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
@@ -195,15 +195,18 @@ function step_mt.__tostring(self)
   return table.concat(parts, '\n')
 end
 
--- f compiled. {name = what texts call it, cache_size = how many forms are kept}. The result has
--- `misses`, how many forms were compiled, and `forms`, which they were.
+-- f compiled. {name = what texts call it, cache_size = how many forms are kept, passes = {cse = false}:
+-- which rewrites are left out}. The result has `misses`, how many forms were compiled, and `forms`, which they
+-- were; print shows their graphs. The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
 local function compile(f, o)
-  o = options('compile', o, { name = 'step', cache_size = 16 })
+  o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table })
+  local switches = {}
+  for _, name in ipairs(mf._passes()) do switches[name] = true end
   if type(f) ~= 'function' and not (type(f) == 'table' and (getmetatable(f) or {}).__call) then
     fail('compile: the first argument must be a function or a module, is %s', describe(f))
   end
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
-    misses = 0, forms = {} }, step_mt)
+    misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches) }, step_mt)
 end
 
 return { compile = compile, scalar = scalar }

@@ -1,7 +1,11 @@
 /* Compiled steps for lua/compile.lua: jobs as userdata, and mf.scalar. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "job.h"
+#include "pass.h"
 #include "state.h"
 #include "str.h"
 
@@ -109,7 +113,90 @@ static int call_traced(State *S, lua_State *L, Job *j, int args) {
   return MF_ELUA; /* the error value is on top */
 }
 
-static int take_results(State *S, lua_State *L, Job *j, int table) {
+/* -- Passes ------------------------------------------------------------------------------------ */
+
+/* Whether MF_DUMP, a list such as "graph,pass,plan", names this stage. */
+static bool is_dumped(const char *stage) {
+  const char *list = getenv("MF_DUMP");
+  size_t n = strcspn(stage, " ");
+  for (const char *p = list ? list : ""; *p; p += strcspn(p, ","), p += *p == ',')
+    if (strcspn(p, ",") == n && !strncmp(p, stage, n)) return true;
+  return false;
+}
+
+static void dump_graph(void *ud, const char *stage, Graph *g) {
+  (void)ud;
+  if (!is_dumped(stage)) return;
+  Str s = {0};
+  graph_print(g, &s);
+  fprintf(stderr, "-- %s\n%s", stage, s.text ? s.text : "");
+  str_free(&s);
+}
+
+/* The table at `index` says pass = false for what is not to run; names were checked. */
+static PassSettings settings_of(lua_State *L, int index) {
+  PassSettings s = {.dump = getenv("MF_DUMP") ? dump_graph : NULL};
+  for (int k = 0; k < pass_count && lua_istable(L, index); k++) {
+    lua_getfield(L, index, pass_table[k].name);
+    if (lua_isboolean(L, -1) && !lua_toboolean(L, -1)) s.off |= UINT64_C(1) << k;
+    lua_pop(L, 1);
+  }
+  return s;
+}
+
+/* mf._passes(): their names, in order, repeated where they run several times. */
+static int passes(lua_State *L) {
+  lua_createtable(L, pass_count, 0);
+  for (int k = 0; k < pass_count; k++) {
+    lua_pushstring(L, pass_table[k].name);
+    lua_rawseti(L, -2, k + 1);
+  }
+  return 1;
+}
+
+static int find_pass(const char *name, size_t n) {
+  for (int k = 0; k < pass_count; k++)
+    if (strlen(pass_table[k].name) == n && !strncmp(pass_table[k].name, name, n)) return k;
+  err_set(MF_EINVAL, "there is no pass %.*s", (int)n, name);
+  return -1;
+}
+
+/* Runs the passes of a list such as "dce,cse"; *seconds is what they took. */
+static int run_passes(Graph *g, const char *names, const PassSettings *s, double *seconds) {
+  int rc = 0;
+  clock_t start = clock();
+  for (const char *p = names; *p && !rc; p += strcspn(p, ","), p += *p == ',') {
+    int k = find_pass(p, strcspn(p, ","));
+    rc = k < 0 ? MF_EINVAL : pass_run(g, k, s);
+  }
+  *seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+  return rc;
+}
+
+/* mf._graph_pass(text, names): the text of the graph after these passes ("dce,cse", or "" for
+ * none); then the seconds that they took; then the graph for Graphviz. */
+static int graph_pass(lua_State *L) {
+  State *S = bind_state(L);
+  const char *names = luaL_checkstring(L, 2);
+  PassSettings settings = {.stream = S->E->streams[DEVICE_CPU], .isa = S->E->isa};
+  Graph *g = graph_parse(luaL_checkstring(L, 1));
+  double seconds;
+  Str text = {0}, dot = {0};
+  if (!g) return bind_raise(L);
+  int rc = run_passes(g, names, &settings, &seconds);
+  if (!rc) graph_print(g, &text), graph_dot(g, &dot);
+  graph_destroy(g);
+  if (!rc && (text.failed || dot.failed)) rc = err_set(MF_ENOMEM, "out of memory");
+  if (!rc) lua_pushlstring(L, text.text, text.n);
+  if (!rc) lua_pushnumber(L, seconds);
+  if (!rc) lua_pushlstring(L, dot.text, dot.n);
+  str_free(&text), str_free(&dot);
+  return rc ? bind_raise(L) : 3;
+}
+
+/* -- Making jobs ------------------------------------------------------------------------------- */
+
+static int take_results(State *S, lua_State *L, Job *j, int table, PassSettings *s) {
   int n = (int)lua_objlen(L, table), rc = 0;
   Tensor **results = mem_zalloc(sizeof *results * (size_t)(n + 1));
   if (!results) return err_set(MF_ENOMEM, "out of memory");
@@ -120,19 +207,20 @@ static int take_results(State *S, lua_State *L, Job *j, int table) {
     if (!results[k]) rc = err_set(MF_EINVAL, "compile: result %d is no tensor", k + 1);
   }
   if (rc) job_abandon(j);
-  else rc = job_finish(j, n, results);
+  else rc = job_finish(j, n, results, s);
   mem_free(results);
   return rc;
 }
 
-/* mf._compile(name, f, args, scalars): traces f on the tensors of args; f returns the list of its
- * results that are traced tensors. `scalars` is filled with what the step reads. Returns the job.
- */
+/* mf._compile(name, f, args, scalars, passes): traces f on the tensors of args; f returns the list
+ * of its results that are traced tensors. `scalars` is filled with what the step reads; `passes`
+ * says which do not run. Returns the job. */
 static int compile(lua_State *L) {
   State *S = bind_state(L);
   const char *name = luaL_checkstring(L, 1);
   luaL_checktype(L, 3, LUA_TTABLE);
   luaL_checktype(L, 4, LUA_TTABLE);
+  PassSettings settings = settings_of(L, 5);
   JobBox *b = lua_newuserdata(L, sizeof *b);
   b->job = NULL;
   luaL_getmetatable(L, job_mt);
@@ -148,7 +236,7 @@ static int compile(lua_State *L) {
   if (rc) job_abandon(b->job);
   else if (lua_type(L, -1) != LUA_TTABLE)
     job_abandon(b->job), rc = err_set(MF_EINVAL, "compile: a list of results is needed");
-  else rc = take_results(S, L, b->job, lua_gettop(L));
+  else rc = take_results(S, L, b->job, lua_gettop(L), &settings);
   if (rc == MF_ELUA) return lua_error(L);
   if (rc) return bind_raise(L);
   lua_settop(L, box);
@@ -172,12 +260,20 @@ static int job_call(lua_State *L) {
   return n_out;
 }
 
-static int job_text(lua_State *L) {
+static int push_text(lua_State *L, void (*print)(Job *, Str *)) {
   Str s = {0};
-  job_print(check_job(L), &s);
+  print(check_job(L), &s);
   lua_pushlstring(L, s.text ? s.text : "", s.n);
   str_free(&s);
   return 1;
+}
+
+static int job_text(lua_State *L) {
+  return push_text(L, job_print);
+}
+
+static int job_graphviz(lua_State *L) {
+  return push_text(L, job_dot);
 }
 
 static void add_form(Str *s, const Tensor *t) {
@@ -251,8 +347,10 @@ void bind_open_compile(State *S, lua_State *L) {
                                        {"_tracing", tracing},
                                        {"_untraced", untraced},
                                        {"_form", form},
+                                       {"_passes", passes},
+                                       {"_graph_pass", graph_pass},
                                        {NULL, NULL}};
-  static const luaL_Reg methods[] = {{"run", job_call}, {"text", job_text}, {NULL, NULL}};
+  static const luaL_Reg methods[] = {{"run", job_call}, {"text", job_text}, {"dot", job_graphviz}, {NULL, NULL}};
   S->scalars = LUA_NOREF;
   lua_newtable(L);
   lua_pushvalue(L, -1);

@@ -115,9 +115,12 @@ static inline int64_t graph_numel(const GraphValue *v) {
 
 /* -- text.c, parse.c, verify.c ----------------------------------------------------------------- */
 
-/* The whole graph as stable text, ids renumbered. */
+/* The whole graph as stable text, ids renumbered. text.c says what it looks like. */
 void graph_print(Graph *g, Str *out);
-/* Reads what graph_print wrote; NULL with the error set, naming line and reason. */
+/* The same for Graphviz. */
+void graph_dot(Graph *g, Str *out);
+/* Reads what graph_print wrote; NULL with the error set, naming line and reason. Any text is safe
+ * to give; what is returned has passed graph_verify. */
 Graph *graph_parse(const char *text);
 /* Checks that values are made before they are used, that outputs are what inference says, that
  * writes go to captures, once each. `after` names the pass for the error text; 0 or a code. */

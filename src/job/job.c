@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "mem.h"
+#include "pass.h"
 #include "runtime.h"
 #include "trace.h"
 
@@ -61,12 +62,16 @@ static int take_captures(Job *j) {
   return 0;
 }
 
-int job_finish(Job *j, int n, Tensor *const *results) {
+int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s) {
   Eager *E = j->E;
   int rc = trace_end(j->trace, n, results);
   if (rc) return rc;
   j->streams = E->generator.next - j->trace->stream;
   E->generator.next = j->trace->stream; /* the first run draws what the trace would have drawn */
+  s->stream = E->streams[DEVICE_CPU];
+  s->isa = E->isa;
+  rc = pass_run_all(j->graph, s);
+  if (rc) return rc;
   j->plan = plan_create(j->graph);
   if (!j->plan) return MF_EINVAL;
   j->runtime =
@@ -158,6 +163,10 @@ int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
 
 void job_print(Job *j, Str *out) {
   graph_print(j->graph, out);
+}
+
+void job_dot(Job *j, Str *out) {
+  graph_dot(j->graph, out);
 }
 
 void job_destroy(Job *j) {

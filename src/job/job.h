@@ -4,7 +4,7 @@
  *   Job *j = job_begin(E, "step");              the state records from here on
  *   Tensor *x = job_input(j, like);             once per tensor argument, in order
  *   ... the function, on such tensors ...
- *   job_finish(j, n, results)                   compiles; the state executes again
+ *   job_finish(j, n, results, settings)         compiles; the state executes again
  *   job_run(j, n_in, in, out)                   as often as wanted
  */
 #ifndef MF_JOB_H
@@ -13,17 +13,21 @@
 
 typedef struct Job Job;
 typedef struct Str Str;
+typedef struct PassSettings PassSettings;
 
 /* NULL with the error set. */
 Job *job_begin(Eager *E, const char *name);
 Tensor *job_input(Job *j, const Tensor *like);
-int job_finish(Job *j, int n, Tensor *const *results);
+/* `s` says which passes run and who looks; where kernels run is filled in. */
+int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s);
 /* The function failed: the state executes again; what is left is job_destroy. */
 void job_abandon(Job *j);
 int job_n_results(const Job *j);
 /* Runs the step; out[k] are new tensors, counted. */
 int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out);
+/* The graph as it was planned, as text and for Graphviz. */
 void job_print(Job *j, Str *out);
+void job_dot(Job *j, Str *out);
 void job_destroy(Job *j);
 
 #endif

@@ -1,0 +1,292 @@
+/* Whether a graph is one. What passes may rely on, and must leave as it was:
+ *
+ *   1. Inputs and captures come first, writes last.
+ *   2. A value is made before it is used, by a node of this graph.
+ *   3. An op's inputs are as many as its arguments say, and required ones are there.
+ *   4. Its outputs are what inference says for contiguous inputs of these shapes and dtypes; then
+ *      the new values of the inputs that its signature marks as written, like those. An op that may
+ *      work in place may keep the dtype of its first input.
+ *   5. Only arguments that are single numbers are cells, each once, and the cells exist.
+ *   6. What a write leaves in a capture has the capture's shape and dtype; one write a capture. */
+#include <stdio.h>
+#include <string.h>
+
+#include "graph_int.h"
+#include "mem.h"
+#include "op_args.h"
+#include "op_ids.h"
+
+static char *type_text(DType dtype, int ndim, const int64_t *shape, char *buf) {
+  char sizes[SHAPE_TEXT_MAX];
+  snprintf(buf, SHAPE_TEXT_MAX + 32, "%s %s", dtype_name(dtype), shape_text(ndim, shape, sizes));
+  return buf;
+}
+
+static bool like_value(const GraphValue *a, const GraphValue *b) {
+  return a->dtype == b->dtype && a->device == b->device &&
+         shape_equal(a->ndim, a->shape, b->ndim, b->shape);
+}
+
+/* -- Inference --------------------------------------------------------------------------------- */
+
+typedef struct Asking {
+  Infer infer;
+  Meta *metas, spare;
+  int cap;
+} Asking;
+
+static Meta *add_meta(Infer *I) {
+  Asking *a = (Asking *)I;
+  int k = I->n_out++;
+  return k < a->cap ? &a->metas[k] : &a->spare;
+}
+
+static bool make_room(Checker *c, int n) {
+  if (n <= c->cap) return true;
+  int cap = n * 2;
+  Meta *metas = mem_resize(c->metas, sizeof *metas * (size_t)cap);
+  if (metas) c->metas = metas;
+  const Meta **in = mem_resize(c->in, sizeof *in * (size_t)cap);
+  if (in) c->in = in;
+  if (!metas || !in) return false;
+  c->cap = cap;
+  return true;
+}
+
+static void meta_of(const GraphValue *v, Meta *m) {
+  *m = (Meta){.ndim = v->ndim, .dtype = v->dtype, .device = v->device, .number = v->number};
+  memcpy(m->shape, v->shape, sizeof *m->shape * (size_t)v->ndim);
+  shape_contiguous(v->ndim, m->shape, m->stride);
+}
+
+/* as_strided is about memory: its arguments say how its input lies there. */
+static void lay_out(const GraphNode *n, Meta *m) {
+  const struct as_strided_args *a = n->args;
+  if (a->x_stride.n != m->ndim) return;
+  memcpy(m->stride, a->x_stride.v, sizeof *m->stride * (size_t)m->ndim);
+  m->offset = a->x_offset;
+}
+
+static int check_output(const GraphNode *n, int k, const Meta *m) {
+  char want[SHAPE_TEXT_MAX + 32], have[SHAPE_TEXT_MAX + 32];
+  const GraphValue *v = &n->out[k];
+  bool dtype = v->dtype == m->dtype || (n->op->spec[0]->flags & OP_INPLACE && n->n_in && n->in[0] &&
+                                        v->dtype == n->in[0]->dtype);
+  if (dtype && v->device == m->device && shape_equal(v->ndim, v->shape, m->ndim, m->shape))
+    return 0;
+  return err_set(MF_EINVAL, "output %d is %s%s, inference says %s", k,
+                 type_text((DType)v->dtype, v->ndim, v->shape, have),
+                 v->device == m->device ? "" : " on another device",
+                 type_text((DType)m->dtype, m->ndim, m->shape, want));
+}
+
+static int check_inference(Checker *c, const GraphNode *n) {
+  union {
+    char bytes[OP_MAX_ARGS];
+    double align;
+  } args;
+  int n_out = n->n_out - n->n_written;
+  if (!make_room(c, n->n_in + n_out)) return err_set(MF_ENOMEM, "out of memory");
+  memcpy(args.bytes, n->args, n->op->args_size);
+  for (int k = 0; k < n->n_in; k++) {
+    c->in[k] = n->in[k] ? &c->metas[k] : NULL;
+    if (n->in[k]) meta_of(n->in[k], &c->metas[k]);
+  }
+  if (n->op->id == OP_as_strided) lay_out(n, &c->metas[0]);
+  Asking a = {.infer = {.op = n->op,
+                        .args = args.bytes,
+                        .in = c->in,
+                        .n_in = n->n_in,
+                        .device = n_out ? n->out[0].device : DEVICE_CPU,
+                        .add = add_meta},
+              .metas = c->metas + n->n_in,
+              .cap = n_out};
+  int rc = n->op->spec[0]->infer(&a.infer);
+  if (rc == INFER_COPY) return err_set(MF_EINVAL, "asks for a copy of a contiguous input");
+  if (rc) return rc;
+  if (a.infer.n_out != n_out)
+    return err_set(MF_EINVAL, "has %d outputs, inference says %d", n_out, a.infer.n_out);
+  for (int k = 0; k < n_out && !rc; k++) rc = check_output(n, k, &a.metas[k]);
+  return rc;
+}
+
+/* -- Nodes ------------------------------------------------------------------------------------- */
+
+/* Also that what the op writes is as its signature says, each with a new value like the old. */
+static int check_inputs(const GraphNode *n) {
+  const Op *op = n->op;
+  int position = 0, n_in = 0, written = 0;
+  for (int i = 0; i < op->n_params; i++) {
+    const Param *p = &op->params[i];
+    if (p->kind != PARAM_TENSOR) continue;
+    if (p->list && *(const int64_t *)((const char *)n->args + p->offset) > n->n_in)
+      return err_set(MF_EINVAL, "%s has more entries than there are inputs", p->name);
+    int first, count;
+    op_inputs_of_param(op, n->args, position++, &first, &count);
+    if (count < 0 || first + count > n->n_in)
+      return err_set(MF_EINVAL, "%s lies behind the inputs", p->name);
+    n_in = first + count;
+    for (int k = first; k < n_in; k++) {
+      if (!n->in[k] && (p->list || !p->optional))
+        return err_set(MF_EINVAL, "%s is missing", p->name);
+      if (!p->mutated || !n->in[k]) continue;
+      if (written >= n->n_written || n->written[written] != k)
+        return err_set(MF_EINVAL, "%s is written, and has no new value", p->name);
+      if (!like_value(n->in[k], &n->out[n->n_out - n->n_written + written++]))
+        return err_set(MF_EINVAL, "the new value of %s has another shape or dtype", p->name);
+    }
+  }
+  if (n_in != n->n_in) return err_set(MF_EINVAL, "has %d inputs, takes %d", n->n_in, n_in);
+  if (written != n->n_written) return err_set(MF_EINVAL, "writes what it cannot write");
+  return 0;
+}
+
+static int check_patches(const Graph *g, const GraphNode *n) {
+  for (int k = 0; k < n->n_patches; k++) {
+    const GraphPatch *p = &n->patches[k];
+    if (p->param < 0 || p->param >= n->op->n_params)
+      return err_set(MF_EINVAL, "a cell is for argument %d, which it has not", p->param);
+    const Param *param = &n->op->params[p->param];
+    bool single = param->kind == PARAM_FLOAT || param->kind == PARAM_BOOL ||
+                  param->kind == PARAM_INT || param->kind == PARAM_DIM;
+    if (!single) return err_set(MF_EINVAL, "%s cannot be a cell", param->name);
+    if (graph_patch_of(n, p->param) != p) return err_set(MF_EINVAL, "%s is two cells", param->name);
+    if (p->cell < 0 || p->cell >= g->n_cells)
+      return err_set(MF_EINVAL, "%s is cell %d, there are %d", param->name, p->cell, g->n_cells);
+  }
+  return 0;
+}
+
+static int check_op(Checker *c, const Graph *g, const GraphNode *n) {
+  if (n->op->spec[0]->flags & OP_DATA)
+    return err_set(MF_EINVAL, "its outputs' shape depends on data");
+  if (n->n_written < 0 || n->n_written > n->n_out) return err_set(MF_EINVAL, "writes too much");
+  if (n->generator < 0 || n->generator >= g->n_generators)
+    return err_set(MF_EINVAL, "draws from generator %d, there are %d", n->generator,
+                   g->n_generators);
+  int rc = check_inputs(n);
+  if (!rc) rc = check_patches(g, n);
+  return rc ? rc : check_inference(c, n);
+}
+
+/* Its memory: sizes and strides without overflow. */
+static int check_port(const GraphNode *n) {
+  const Meta *m = n->meta;
+  if (n->n_in || n->n_out != 1 || !m || !n->name) return err_set(MF_EINVAL, "is no port");
+  const GraphValue *v = &n->out[0];
+  if (v->dtype != m->dtype || v->device != m->device || v->number ||
+      !shape_equal(v->ndim, v->shape, m->ndim, m->shape))
+    return err_set(MF_EINVAL, "its value is not like its memory");
+  int64_t last = 0, reach;
+  bool fits = true;
+  for (int d = 0; d < m->ndim && fits; d++)
+    fits = m->stride[d] >= 0 &&
+           !__builtin_mul_overflow(m->shape[d] ? m->shape[d] - 1 : 0, m->stride[d], &reach) &&
+           !__builtin_add_overflow(last, reach, &last) && last < SHAPE_MAX;
+  if (fits) return 0;
+  return err_set(MF_EINVAL, "its strides lead too far");
+}
+
+static int check_number(const Graph *g, const GraphNode *n) {
+  if (n->n_in || n->n_out != 1 || !n->out[0].number || n->out[0].ndim)
+    return err_set(MF_EINVAL, "is no number");
+  if (n->cell != NO_CELL && (n->cell < 0 || n->cell >= g->n_cells))
+    return err_set(MF_EINVAL, "is cell %d, there are %d", n->cell, g->n_cells);
+  return 0;
+}
+
+static int check_write(const GraphNode *n) {
+  if (n->n_in != 1 || n->n_out || !n->in[0]) return err_set(MF_EINVAL, "is no write");
+  if (!n->target || n->target->kind != GRAPH_CAPTURE)
+    return err_set(MF_EINVAL, "only captures can be written");
+  if (!like_value(n->in[0], &n->target->out[0]))
+    return err_set(MF_EINVAL,
+                   "what is written has another shape, dtype or device than the capture");
+  return 0;
+}
+
+int graph_check_node(Checker *c, const Graph *g, const GraphNode *n) {
+  for (int k = 0; k < n->n_out; k++) {
+    const GraphValue *v = &n->out[k];
+    if (v->node != n || v->output != k || v->dtype >= DTYPE_COUNT || v->device >= DEVICE_TYPES)
+      return err_set(MF_EINVAL, "output %d is not described", k);
+    if (v->number && n->kind != GRAPH_NUMBER)
+      return err_set(MF_EINVAL, "output %d cannot be a plain number", k);
+    int rc = shape_check("output", v->ndim, v->shape, (DType)v->dtype);
+    if (rc) return rc;
+  }
+  switch ((GraphKind)n->kind) {
+    case GRAPH_OP: return check_op(c, g, n);
+    case GRAPH_INPUT:
+    case GRAPH_CAPTURE: return check_port(n);
+    case GRAPH_NUMBER: return check_number(g, n);
+    case GRAPH_WRITE: return check_write(n);
+  }
+  return err_set(MF_EINVAL, "is of no kind");
+}
+
+void graph_check_free(Checker *c) {
+  mem_free(c->metas);
+  mem_free(c->in);
+}
+
+/* -- The whole --------------------------------------------------------------------------------- */
+
+/* Marks of what was met: values that are made, captures that are written. */
+static const char made_mark[1], written_mark[1];
+#define MADE ((void *)(uintptr_t)made_mark)
+#define WRITTEN ((void *)(uintptr_t)written_mark)
+
+static int rank_of(const GraphNode *n) {
+  if (n->kind == GRAPH_INPUT || n->kind == GRAPH_CAPTURE) return 0;
+  return n->kind == GRAPH_WRITE ? 2 : 1;
+}
+
+static int check_place(const GraphNode *n) {
+  if (n->prev && rank_of(n->prev) > rank_of(n))
+    return err_set(MF_EINVAL, "inputs and captures come first, writes last");
+  for (int k = 0; k < n->n_in; k++)
+    if (n->in[k] && n->in[k]->mark != MADE)
+      return err_set(MF_EINVAL, "input %d is not made before it is used", k);
+  if (n->kind != GRAPH_WRITE || !n->target || n->target->kind != GRAPH_CAPTURE) return 0;
+  if (n->target->out[0].mark != MADE) return err_set(MF_EINVAL, "the capture is none of the graph");
+  if (n->target->mark == WRITTEN) return err_set(MF_EINVAL, "the capture is written twice");
+  n->target->mark = WRITTEN;
+  return 0;
+}
+
+static const char *name_of(const GraphNode *n) {
+  static const char *const kinds[] = {"op", "input", "capture", "number", "write"};
+  return n->kind == GRAPH_OP && n->op ? n->op->name : n->kind <= GRAPH_WRITE ? kinds[n->kind] : "?";
+}
+
+static int explain(int rc, const char *after, const GraphNode *n) {
+  char what[256];
+  snprintf(what, sizeof what, "graph after %s: %s (node %lld%s%s)", after,
+           n ? name_of(n) : "return", n ? (long long)n->id : -1LL, n && n->where ? ", " : "",
+           n && n->where ? n->where : "");
+  return err_prefix(rc, what);
+}
+
+static int check_all(Graph *g, const char *after, Checker *c) {
+  for (GraphNode *n = g->first; n; n = n->next) {
+    int rc = check_place(n);
+    if (!rc) rc = graph_check_node(c, g, n);
+    if (rc) return explain(rc, after, n);
+    for (int k = 0; k < n->n_out; k++) n->out[k].mark = MADE;
+  }
+  for (size_t i = 0; i < g->results.n; i++)
+    if (!g->results.at[i] || g->results.at[i]->mark != MADE)
+      return explain(err_set(MF_EINVAL, "result %d is not made", (int)i + 1), after, NULL);
+  return 0;
+}
+
+int graph_verify(Graph *g, const char *after) {
+  Checker c = {0};
+  graph_renumber(g);
+  graph_clear_marks(g);
+  int rc = check_all(g, after, &c);
+  graph_clear_marks(g); /* so that nothing removed later looks as if it were made */
+  graph_check_free(&c);
+  return rc;
+}

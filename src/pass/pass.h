@@ -1,0 +1,44 @@
+/* Rewrites of the logical program.
+ *
+ * A pass is one file with one function, and one line of the table in pipeline.c, which is also the
+ * order in which they run. It gets a graph that graph_verify accepts, and leaves one that does the
+ * same: writes and results are equal bit for bit. It runs under arena_protect(&g->arena). */
+#ifndef MF_PASS_H
+#define MF_PASS_H
+#include "device.h"
+#include "graph.h"
+
+typedef struct PassSettings {
+  uint64_t off;   /* bit k: pass k of the table does not run */
+  Stream *stream; /* of kernels that run now, on the cpu */
+  int isa;        /* which of their op tables */
+  /* Sees the graph as traced ("graph") and after each pass ("pass NAME"), and does not change it;
+   * NULL: nobody looks. */
+  void (*dump)(void *ud, const char *stage, Graph *g);
+  void *ud;
+} PassSettings;
+
+typedef struct Pass {
+  const char *name;
+  void (*run)(Graph *g, const PassSettings *s);
+  const char *why; /* it stands here */
+} Pass;
+
+extern const Pass pass_table[];
+extern const int pass_count;
+
+/* The bits of the lines of that name, 0: there is none. */
+uint64_t pass_bits(const char *name);
+/* Line k of the table on g, verified afterwards: 0 or a code. */
+int pass_run(Graph *g, int k, const PassSettings *s);
+/* All that are not off, in order. */
+int pass_run_all(Graph *g, const PassSettings *s);
+
+/* -- The passes -------------------------------------------------------------------------------- */
+
+void pass_dce(Graph *g, const PassSettings *s);
+void pass_cse(Graph *g, const PassSettings *s);
+void pass_fold(Graph *g, const PassSettings *s);
+void pass_algebra(Graph *g, const PassSettings *s);
+
+#endif
