@@ -338,19 +338,13 @@ static int untraced(lua_State *L) {
 }
 
 void bind_open_compile(State *S, lua_State *L) {
-  static const luaL_Reg functions[] = {{"_scalar", scalar_new},
-                                       {"_scalar_get", scalar_get},
-                                       {"_scalar_set", scalar_set},
-                                       {"_is_scalar", is_scalar},
-                                       {"_compile", compile},
-                                       {"_is_traced", is_traced},
-                                       {"_tracing", tracing},
-                                       {"_untraced", untraced},
-                                       {"_form", form},
-                                       {"_passes", passes},
-                                       {"_graph_pass", graph_pass},
-                                       {NULL, NULL}};
-  static const luaL_Reg methods[] = {{"run", job_call}, {"text", job_text}, {"dot", job_graphviz}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {
+      {"_scalar", scalar_new},   {"_scalar_get", scalar_get}, {"_scalar_set", scalar_set},
+      {"_is_scalar", is_scalar}, {"_compile", compile},       {"_is_traced", is_traced},
+      {"_tracing", tracing},     {"_untraced", untraced},     {"_form", form},
+      {"_passes", passes},       {"_graph_pass", graph_pass}, {NULL, NULL}};
+  static const luaL_Reg methods[] = {
+      {"run", job_call}, {"text", job_text}, {"dot", job_graphviz}, {NULL, NULL}};
   S->scalars = LUA_NOREF;
   lua_newtable(L);
   lua_pushvalue(L, -1);

@@ -283,7 +283,7 @@ static void put_label(Str *s, const GraphNode *n) {
 
 void graph_dot(Graph *g, Str *out) {
   static const char *const looks[] = {
-      [GRAPH_OP] = "box",        [GRAPH_INPUT] = "ellipse",   [GRAPH_CAPTURE] = "cylinder",
+      [GRAPH_OP] = "box",        [GRAPH_INPUT] = "ellipse",  [GRAPH_CAPTURE] = "cylinder",
       [GRAPH_NUMBER] = "circle", [GRAPH_WRITE] = "cylinder",
   };
   graph_renumber(g);
