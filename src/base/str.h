@@ -14,6 +14,10 @@ typedef struct Str {
 void str_add(Str *s, const char *bytes, size_t n);
 void str_puts(Str *s, const char *text);
 void str_printf(Str *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The shortest of 15 to 17 digits that reads back as v, with a point in any locale. */
+void str_double(Str *s, double v);
+/* The text in double quotes, on one line; scan_quoted reads it. */
+void str_quote(Str *s, const char *text);
 void str_free(Str *s);
 
 /* The edit distance of two names, for "did you mean"; at most 64 characters of each count. */
