@@ -72,7 +72,7 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s) {
   s->isa = E->isa;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
-  j->plan = plan_create(j->graph);
+  j->plan = plan_create(j->graph, &(PlanOptions){0});
   if (!j->plan) return MF_EINVAL;
   j->runtime =
       runtime_create(j->plan, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], E->isa);

@@ -4,16 +4,14 @@
  * the output of an op that allows it, takes the register of the input that it replaces, when
  * nothing reads that afterwards; a captured tensor's memory is taken so when the step writes it. So
  * a parameter is updated where it lies. At the end, writes whose value is elsewhere are copies. */
-#include "plan.h"
-
 #include <limits.h>
 #include <string.h>
 
 #include "err.h"
 #include "graph.h"
-#include "mem.h"
 #include "op_args.h"
 #include "op_ids.h"
+#include "plan_int.h"
 
 /* What the walk knows of a value. `root`: the value whose memory it may share; `last` of a root:
  * the last node that reads the memory, AT_END for results and writes. */
@@ -29,6 +27,7 @@ enum { AT_END = INT32_MAX };
 typedef struct Lowering {
   Graph *g;
   Plan *p;
+  const PlanOptions *options;
   int64_t at; /* the node's number */
   Place *places;
 } Lowering;
@@ -68,40 +67,14 @@ static void make_places(Lowering *w) {
 
 /* -- Records ----------------------------------------------------------------------------------- */
 
-static int add_register(Plan *p, PlanHome home, int port, int64_t bytes) {
-  PlanRegister *r = list_add(&p->arena, &p->registers);
-  *r = (PlanRegister){.home = (uint8_t)home, .port = port, .bytes = bytes, .first = -1, .last = -1};
-  return (int)p->registers.n - 1;
-}
-
-static int add_tensor(Plan *p, int reg, const Meta *m) {
-  *list_add(&p->arena, &p->tensors) = (PlanTensor){reg, *m};
-  return (int)p->tensors.n - 1;
-}
-
 static int64_t bytes_of(const Meta *m) {
   return meta_numel(m) * (int64_t)dtype_size((DType)m->dtype);
 }
 
-static void touch(Plan *p, int tensor) {
-  if (tensor < 0) return;
-  PlanRegister *r = &p->registers.at[p->tensors.at[tensor].reg];
-  int step = (int)p->steps.n;
-  if (r->first < 0) r->first = step;
-  r->last = step;
-}
-
 static PlanStep *add_step(Lowering *w, const Op *op, const void *args, int n_in, const int *in,
                           int n_out, const int *out, const char *where) {
-  Plan *p = w->p;
-  for (int k = 0; k < n_in; k++) touch(p, in[k]);
-  for (int k = 0; k < n_out; k++) touch(p, out[k]);
-  PlanStep *s = list_add(&p->arena, &p->steps);
-  *s = (PlanStep){.op = op, .n_in = n_in, .n_out = n_out};
-  s->args = arena_copy(&p->arena, args, op->args_size);
-  s->in = arena_copy(&p->arena, in, sizeof *in * (size_t)n_in);
-  s->out = arena_copy(&p->arena, out, sizeof *out * (size_t)n_out);
-  s->where = where ? arena_text(&p->arena, where) : NULL;
+  PlanStep *s = plan_add_step(w->p, op, args, n_in, in, n_out, out);
+  s->where = where ? arena_text(&w->p->arena, where) : NULL;
   return s;
 }
 
@@ -147,7 +120,8 @@ static int clone(Lowering *w, int tensor, int format, const char *where) {
   if (format || !shape_is_dense(m.ndim, m.shape, m.stride))
     shape_contiguous(m.ndim, m.shape, m.stride);
   m.number = false;
-  int reg = add_register(w->p, PLAN_BLOCK, -1, bytes_of(&m)), out = add_tensor(w->p, reg, &m);
+  int reg = plan_add_register(w->p, PLAN_BLOCK, -1, bytes_of(&m)),
+      out = plan_add_tensor(w->p, reg, &m);
   add_step(w, &op_table[OP_clone], &args, 1, &tensor, 1, &out, where);
   return out;
 }
@@ -162,19 +136,38 @@ static void lower_view(Lowering *w, GraphNode *n) {
     infer(w, n, in, metas, n->n_out);
   }
   int reg = p->tensors.at[in[0]].reg;
-  for (int k = 0; k < n->n_out; k++) place_of(&n->out[k])->tensor = add_tensor(p, reg, &metas[k]);
+  for (int k = 0; k < n->n_out; k++)
+    place_of(&n->out[k])->tensor = plan_add_tensor(p, reg, &metas[k]);
 }
 
-/* Whether the memory of input k may be overwritten by node n: nothing reads it afterwards, and it
- * is the step's own, or a capture's that is written anyway. */
-static bool may_take(Lowering *w, const GraphNode *n, int k) {
+/* Whether no two elements are at one place, as they are in what was expanded. */
+static bool places_differ(const Meta *m) {
+  int64_t reach = 0; /* of the dims that were walked, those of smaller strides */
+  bool walked[MF_MAX_DIMS] = {false};
+  for (int i = 0; i < m->ndim; i++) {
+    int least = -1;
+    for (int d = 0; d < m->ndim; d++)
+      if (!walked[d] && (least < 0 || m->stride[d] < m->stride[least])) least = d;
+    walked[least] = true;
+    if (m->shape[least] <= 1) continue;
+    if (m->stride[least] <= reach) return false;
+    reach += (m->shape[least] - 1) * m->stride[least];
+  }
+  return true;
+}
+
+/* Whether the memory of input k may be overwritten by node n: nothing reads it afterwards, it is
+ * the step's own or a capture's that is written anyway, and no other input looks at it; `same`: or
+ * looks at it in the same way. */
+static bool may_take(Lowering *w, const GraphNode *n, int k, bool same) {
   const GraphValue *v = n->in[k];
   Place *root = root_of(v);
-  const PlanRegister *r = &w->p->registers.at[w->p->tensors.at[place_of(v)->tensor].reg];
-  if (root->last > w->at || v->number) return false;
+  const PlanTensor *t = &w->p->tensors.at[place_of(v)->tensor];
+  const PlanRegister *r = &w->p->registers.at[t->reg];
+  if (root->last > w->at || v->number || !places_differ(&t->meta)) return false;
   if (r->home != PLAN_BLOCK && !(r->home == PLAN_CAPTURE && root->written)) return false;
-  for (int j = 0; j < n->n_in; j++) /* no other input looks at it in another way */
-    if (j != k && n->in[j] && root_of(n->in[j]) == root && n->in[j] != v) return false;
+  for (int j = 0; j < n->n_in; j++)
+    if (j != k && n->in[j] && root_of(n->in[j]) == root && !(same && n->in[j] == v)) return false;
   return true;
 }
 
@@ -190,7 +183,7 @@ static void take(Lowering *w, const GraphNode *n, int k, GraphValue *out, const 
   int from = place_of(n->in[k])->tensor;
   Meta meta = *m;
   meta.offset = p->tensors.at[from].meta.offset;
-  mine->tensor = add_tensor(p, p->tensors.at[from].reg, &meta);
+  mine->tensor = plan_add_tensor(p, p->tensors.at[from].reg, &meta);
   mine->written = root->written; /* the memory is a capture's, as it was */
 }
 
@@ -198,7 +191,8 @@ static void new_output(Lowering *w, GraphValue *v, Meta *m) {
   m->dtype = v->dtype;
   m->number = false;
   m->offset = 0;
-  place_of(v)->tensor = add_tensor(w->p, add_register(w->p, PLAN_BLOCK, -1, bytes_of(m)), m);
+  place_of(v)->tensor =
+      plan_add_tensor(w->p, plan_add_register(w->p, PLAN_BLOCK, -1, bytes_of(m)), m);
 }
 
 /* Inputs that the op writes are its own: taken over, or copied. */
@@ -207,7 +201,7 @@ static void lower_written(Lowering *w, GraphNode *n, int *in) {
   for (int i = 0; i < n->n_written; i++) {
     int k = n->written[i];
     GraphValue *out = &n->out[first + i];
-    if (may_take(w, n, k)) {
+    if (may_take(w, n, k, false)) {
       take(w, n, k, out, &w->p->tensors.at[in[k]].meta);
     } else {
       place_of(out)->tensor = clone(w, in[k], 0, n->where);
@@ -224,10 +218,11 @@ static void lower_op(Lowering *w, GraphNode *n) {
   for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
   infer(w, n, in, metas, n_out);
   lower_written(w, n, in);
-  bool inplace = n->op->spec[0]->flags & OP_INPLACE && n_out == 1 && n->n_in && n->in[0];
+  bool inplace =
+      n->op->spec[0]->flags & OP_INPLACE && n_out == 1 && !n->n_written && n->n_in && n->in[0];
   for (int k = 0; k < n_out; k++) {
     metas[k].dtype = n->out[k].dtype;
-    if (inplace && may_take(w, n, 0) && same_places(&metas[k], &p->tensors.at[in[0]].meta))
+    if (inplace && may_take(w, n, 0, true) && same_places(&metas[k], &p->tensors.at[in[0]].meta))
       take(w, n, 0, &n->out[k], &metas[k]);
     else new_output(w, &n->out[k], &metas[k]);
     out[k] = place_of(&n->out[k])->tensor;
@@ -244,18 +239,20 @@ static void lower_port(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   bool input = n->kind == GRAPH_INPUT;
   int port = (int)(input ? p->inputs.n : p->captures.n);
-  int reg = add_register(p, input ? PLAN_INPUT : PLAN_CAPTURE, port, bytes_of(n->meta));
-  int t = add_tensor(p, reg, n->meta);
-  if (input) *list_add(&p->arena, &p->inputs) = t;
-  else *list_add(&p->arena, &p->captures) = t;
+  int reg = plan_add_register(p, input ? PLAN_INPUT : PLAN_CAPTURE, port, bytes_of(n->meta));
+  int t = plan_add_tensor(p, reg, n->meta);
+  PlanPort named = {t, arena_text(&p->arena, n->name ? n->name : ""),
+                    place_of(&n->out[0])->written};
+  if (input) *list_add(&p->arena, &p->inputs) = named;
+  else *list_add(&p->arena, &p->captures) = named;
   place_of(&n->out[0])->tensor = t;
 }
 
 static void lower_number(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   Meta m = {.number = true, .dtype = n->out[0].dtype};
-  int reg = add_register(p, PLAN_NUMBER, (int)p->numbers.n, bytes_of(&m));
-  place_of(&n->out[0])->tensor = add_tensor(p, reg, &m);
+  int reg = plan_add_register(p, PLAN_NUMBER, (int)p->numbers.n, bytes_of(&m));
+  place_of(&n->out[0])->tensor = plan_add_tensor(p, reg, &m);
   *list_add(&p->arena, &p->numbers) = (PlanNumber){n->value, n->cell, n->out[0].dtype};
 }
 
@@ -321,23 +318,17 @@ static void lower(void *ud) {
   }
   save_sources(w);
   lower_writes(w);
+  plan_make_tasks(w->p, w->options);
   plan_memory(w->p);
+  int rc = plan_verify(w->p);
+  if (rc) arena_throw(&w->p->arena, rc);
 }
 
-Plan *plan_create(Graph *g) {
-  Plan *p = mem_zalloc(sizeof *p);
-  if (!p) {
-    err_set(MF_ENOMEM, "out of memory");
-    return NULL;
-  }
-  Lowering w = {.g = g, .p = p};
+Plan *plan_create(Graph *g, const PlanOptions *o) {
+  Plan *p = plan_empty();
+  if (!p) return NULL;
+  Lowering w = {.g = g, .p = p, .options = o};
   if (!arena_protect(&p->arena, lower, &w)) return p;
   plan_destroy(p);
   return NULL;
-}
-
-void plan_destroy(Plan *p) {
-  if (!p) return;
-  arena_free(&p->arena);
-  mem_free(p);
 }

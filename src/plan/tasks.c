@@ -1,0 +1,140 @@
+/* Tasks of a plan whose steps are there, and what follows from the registers that they hand over.
+ */
+#include <string.h>
+
+#include "plan_int.h"
+
+/* -- What follows ------------------------------------------------------------------------------ */
+
+static void add_to(int *list, int *n, int value) {
+  if (list) list[*n] = value;
+  (*n)++;
+}
+
+/* Counts what each task consumes and produces, then, when the lists are there, fills them. */
+static void count(Plan *p, int **in, int **out) {
+  for (size_t i = 0; i < p->tasks.n; i++) p->tasks.at[i].n_in = p->tasks.at[i].n_out = 0;
+  for (size_t i = 0; i < p->registers.n; i++) {
+    const PlanRegister *r = &p->registers.at[i];
+    if (r->producer < 0) continue;
+    PlanTask *t = &p->tasks.at[r->producer];
+    add_to(out ? out[r->producer] : NULL, &t->n_out, (int)i);
+    for (int k = 0; k < r->n_consumers; k++) {
+      t = &p->tasks.at[r->consumers[k]];
+      add_to(in ? in[r->consumers[k]] : NULL, &t->n_in, (int)i);
+    }
+  }
+}
+
+/* Ticks pace the tasks that no other paces; calls without registers to consume go by themselves. */
+static void set_ticks(Plan *p) {
+  bool *paced = arena_array(&p->arena, bool, p->tasks.n + 1);
+  for (size_t i = 0; i < p->tasks.n; i++) { /* a producer comes before its consumers */
+    PlanTask *t = &p->tasks.at[i];
+    for (int k = 0; k < t->n_in; k++) paced[i] |= paced[p->registers.at[t->in[k]].producer];
+    t->ticked = !paced[i] && t->call == PLAN_NO_CALL;
+    paced[i] |= t->ticked;
+  }
+}
+
+static void set_stream(PlanRegister *r, bool *known, int stream) {
+  if (!*known) r->stream = stream;
+  else if (r->stream != stream) r->stream = PLAN_SHARED;
+  *known = true;
+}
+
+static void set_streams(Plan *p) {
+  bool *known = arena_array(&p->arena, bool, p->registers.n + 1);
+  for (size_t i = 0; i < p->tasks.n; i++) {
+    const PlanTask *t = &p->tasks.at[i];
+    int stream = t->call == PLAN_NO_CALL ? t->stream : PLAN_SHARED;
+    for (int j = t->first; j < t->first + t->n; j++) {
+      const PlanStep *s = &p->steps.at[j];
+      for (int k = 0; k < s->n_in + s->n_out; k++) {
+        int tensor = k < s->n_in ? s->in[k] : s->out[k - s->n_in];
+        int reg = tensor < 0 ? -1 : p->tensors.at[tensor].reg;
+        if (reg >= 0) set_stream(&p->registers.at[reg], &known[reg], stream);
+      }
+    }
+    for (int k = 0; k < t->n_in; k++)
+      set_stream(&p->registers.at[t->in[k]], &known[t->in[k]], stream);
+    for (int k = 0; k < t->n_out; k++)
+      set_stream(&p->registers.at[t->out[k]], &known[t->out[k]], stream);
+  }
+  for (size_t i = 0; i < p->registers.n; i++)
+    if (!known[i] || p->registers.at[i].n_buffers > 1) p->registers.at[i].stream = PLAN_SHARED;
+}
+
+void plan_link(Plan *p) {
+  int **in = arena_array(&p->arena, int *, p->tasks.n + 1);
+  int **out = arena_array(&p->arena, int *, p->tasks.n + 1);
+  count(p, NULL, NULL);
+  for (size_t i = 0; i < p->tasks.n; i++) {
+    PlanTask *t = &p->tasks.at[i];
+    t->in = in[i] = arena_array(&p->arena, int, t->n_in);
+    t->out = out[i] = arena_array(&p->arena, int, t->n_out);
+  }
+  count(p, in, out);
+  set_ticks(p);
+  set_streams(p);
+}
+
+/* -- One stream -------------------------------------------------------------------------------- */
+
+/* The tasks, one a step, that touch each register: as lists behind one another. */
+typedef struct Touches {
+  int *start, *tasks; /* those of register r: tasks[start[r] .. start[r + 1]) */
+} Touches;
+
+static int distinct_registers(const Plan *p, const PlanStep *s, int *regs) {
+  int n = 0;
+  for (int k = 0; k < s->n_in + s->n_out; k++) {
+    int tensor = k < s->n_in ? s->in[k] : s->out[k - s->n_in];
+    int reg = tensor < 0 ? -1 : p->tensors.at[tensor].reg, j = 0;
+    while (j < n && regs[j] != reg) j++;
+    if (reg >= 0 && j == n) regs[n++] = reg;
+  }
+  return n;
+}
+
+static Touches find_touches(Plan *p) {
+  size_t most = 0, n_regs = p->registers.n;
+  for (size_t i = 0; i < p->steps.n; i++) {
+    size_t n = (size_t)(p->steps.at[i].n_in + p->steps.at[i].n_out);
+    if (n > most) most = n;
+  }
+  int *regs = arena_array(&p->arena, int, most + 1);
+  Touches t = {.start = arena_array(&p->arena, int, n_regs + 2)};
+  for (size_t i = 0; i < p->steps.n; i++)
+    for (int n = distinct_registers(p, &p->steps.at[i], regs), k = 0; k < n; k++)
+      t.start[regs[k] + 2]++;
+  for (size_t r = 2; r < n_regs + 2; r++) t.start[r] += t.start[r - 1];
+  t.tasks = arena_array(&p->arena, int, t.start[n_regs + 1]);
+  for (size_t i = 0; i < p->steps.n; i++)
+    for (int n = distinct_registers(p, &p->steps.at[i], regs), k = 0; k < n; k++)
+      t.tasks[t.start[regs[k] + 1]++] = (int)i;
+  return t;
+}
+
+/* Each step a task. Memory is shared by the order of steps, so each task waits for the one before,
+ * and the first for the last of the round before; what the step makes is handed over as well. */
+static void split(Plan *p, int stream) {
+  Touches t = find_touches(p);
+  int n = (int)p->steps.n;
+  size_t n_regs = p->registers.n;
+  for (int i = 0; i < n; i++) plan_add_task(p, stream, 1);
+  for (size_t r = 0; r < n_regs; r++) {
+    int home = p->registers.at[r].home, first = t.start[r], last = t.start[r + 1];
+    if ((home == PLAN_BLOCK || home == PLAN_RESULT) && last - first > 1)
+      plan_hand_over(p, (int)r, 1, t.tasks[first], last - first - 1, t.tasks + first + 1);
+  }
+  for (int i = 0; i + 1 < n; i++) plan_hand_over(p, -1, 1, i, 1, (int[]){i + 1});
+  if (n > 2) plan_hand_over(p, -1, 1, 0, 1, (int[]){n - 1});
+}
+
+void plan_make_tasks(Plan *p, const PlanOptions *o) {
+  int stream = plan_add_stream(p, DEVICE_CPU, "compute");
+  if (o->one_op_tasks && p->steps.n) split(p, stream);
+  else plan_add_task(p, stream, (int)p->steps.n);
+  plan_link(p);
+}
