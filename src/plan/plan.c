@@ -71,6 +71,14 @@ static int64_t bytes_of(const Meta *m) {
   return meta_numel(m) * (int64_t)dtype_size((DType)m->dtype);
 }
 
+/* What a port's memory has at least. */
+static int64_t reach_of(const Meta *m) {
+  int64_t low, high;
+  if (!meta_numel(m)) return 0;
+  shape_extent(m->ndim, m->shape, m->stride, &low, &high);
+  return (m->offset + high + 1) * (int64_t)dtype_size((DType)m->dtype);
+}
+
 static PlanStep *add_step(Lowering *w, const Op *op, const void *args, int n_in, const int *in,
                           int n_out, const int *out, const char *where) {
   PlanStep *s = plan_add_step(w->p, op, args, n_in, in, n_out, out);
@@ -239,7 +247,7 @@ static void lower_port(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   bool input = n->kind == GRAPH_INPUT;
   int port = (int)(input ? p->inputs.n : p->captures.n);
-  int reg = plan_add_register(p, input ? PLAN_INPUT : PLAN_CAPTURE, port, bytes_of(n->meta));
+  int reg = plan_add_register(p, input ? PLAN_INPUT : PLAN_CAPTURE, port, reach_of(n->meta));
   int t = plan_add_tensor(p, reg, n->meta);
   PlanPort named = {t, arena_text(&p->arena, n->name ? n->name : ""),
                     place_of(&n->out[0])->written};
