@@ -96,9 +96,9 @@ end
 
 local step_mt = {}
 
--- What the library's Lua tells the step that is being traced, nil while there is none: checks are
--- functions that run before each of its calls and raise when something is not as it was; modes has
--- for each module that was called whether it was training, which decides whether the step fits.
+-- What the library's Lua tells the step that is being traced, nil while there is none: fits are
+-- functions that say before each of its calls whether all is as it was, and modes has for each module
+-- that was called whether it was training. Where they do not agree, the call needs another step.
 local noted = mf._trace
 
 -- A compiled form: its job, how results are made of the job's, what is refreshed before a call, and
@@ -111,8 +111,8 @@ local function trace(self, ...)
       at[#at + 1] = i
     end
   end
-  local entry, used = { forms = {}, all = true, modes = {}, checks = {} }, {}
-  noted.checks, noted.modes = entry.checks, entry.modes
+  local entry, used = { forms = {}, all = true, modes = {}, fits = {} }, {}
+  noted.fits, noted.modes = entry.fits, entry.modes
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)
@@ -126,7 +126,7 @@ local function trace(self, ...)
     end
     return pack(self.f(unpack(args, 1, n)))
   end, tensors, used, self.passes)
-  noted.checks, noted.modes = nil, nil
+  noted.fits, noted.modes = nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
   entry.scalars = used
@@ -138,7 +138,10 @@ local function is_right(entry)
   for module, training in pairs(entry.modes) do
     if module.training ~= training then return false end
   end
-  return true
+  for _, fits in ipairs(entry.fits) do
+    if not fits() then return false end
+  end
+  return entry.job:fits()
 end
 
 -- The entry for these arguments, traced when there is none.
@@ -183,7 +186,6 @@ end
 function step_mt.__call(self, ...)
   if mf._tracing() then return self.f(...) end -- inside of another step: part of it
   local entry = entry_of(self, ...)
-  for _, check in ipairs(entry.checks) do check() end
   for _, s in ipairs(entry.cells) do mf._scalar_set(s, refresh[s]()) end
   if entry.only_tensors then return finish(entry, entry.job:run(...)) end
   return finish(entry, entry.job:run(tensors_of(...)))

@@ -139,37 +139,41 @@ end
 
 -- While a step is compiled: the group with its numbers as scalars, so that each call reads them
 -- anew. What decides which tensors there are is fixed.
-local function traced_group(self, group)
+local function traced_group(group)
   local traced, fixed = setmetatable({}, { __index = group }), {}
   for name, value in pairs(group) do
     local decides = value == 0 and (name == 'momentum' or name == 'weight_decay')
     if name == 'betas' then
-      traced.betas = { mf.scalar(function() return group.betas[1] end), mf.scalar(function() return group.betas[2] end) }
+      local function beta(i) return mf.scalar(function() return group.betas[i] end) end
+      traced.betas = { beta(1), beta(2) }
     elseif type(value) == 'number' and not decides then
       traced[name] = mf.scalar(function() return group[name] end)
     elseif decides or type(value) == 'boolean' then
       fixed[name] = value
     end
   end
-  table.insert(mf._trace.checks, function()
+  local n = #group.params
+  table.insert(mf._trace.fits, function()
     for name, value in pairs(fixed) do
-      if group[name] ~= value then
-        fail('%s: %s was %s when the step was compiled and is %s now; compile anew', self._name, name,
-          tostring(value), tostring(group[name]))
-      end
+      if group[name] ~= value then return false end
     end
+    return #group.params == n
   end)
   return traced
 end
 
 -- The step of parameters whose states are `states`, counted up before each call of the step that is
--- compiled.
-local function traced_step(self, states)
-  return mf.scalar(function(first) -- `first`: the call that makes the scalar
+-- compiled; which is right as long as they are all at the same one.
+local function traced_step(states)
+  table.insert(mf._trace.fits, function()
     local step = states[1].step
     for _, s in ipairs(states) do
-      if s.step ~= step then fail('%s: parameters of one compiled step are at different steps', self._name) end
+      if s.step ~= step then return false end
     end
+    return true
+  end)
+  return mf.scalar(function(first) -- `first`: the call that makes the scalar
+    local step = states[1].step
     if not first then
       for _, s in ipairs(states) do s.step = step + 1 end
     end
@@ -201,16 +205,27 @@ local function add_to(run, p, g, s)
   run.params[n], run.grads[n], run.states[n] = place, g, s
 end
 
+-- A compiled step uses the states there were: not after load_state_dict.
+local function keep_states(self, used)
+  table.insert(mf._trace.fits, function()
+    for p, s in pairs(used) do
+      if self.state[p] ~= s then return false end
+    end
+    return true
+  end)
+end
+
 -- Updates by row-sparse gradients at once; sorts the others into runs of one step and dtype.
 local function collect(self, group, grads)
-  local runs, last = {}, nil
+  local runs, last, used = {}, nil, {}
   for i, p in ipairs(group.params) do
     local g = grads[i]
     if g then
       local s = state_of(self, group, p)
+      used[p] = s
       if g.is_rows then
         if not self.rows then fail('%s takes no row-sparse gradients', self._name) end
-        local step = mf._tracing() and traced_step(self, { s }) or s.step
+        local step = mf._tracing() and traced_step { s } or s.step
         mf.scope(self.rows, group, step, p, g.ids, g.values, s)
       else
         if not last or last.step ~= s.step or last.dtype ~= p.dtype then
@@ -221,12 +236,13 @@ local function collect(self, group, grads)
       end
     end
   end
+  if mf._tracing() then keep_states(self, used) end
   return runs
 end
 
 local function update_group(grads, self, group)
   for _, run in ipairs(collect(self, group, grads)) do
-    local step = mf._tracing() and traced_step(self, run.states) or run.step
+    local step = mf._tracing() and traced_step(run.states) or run.step
     self.update(group, step, run.params, run.grads, function(name)
       local list = {}
       for i, s in ipairs(run.states) do list[i] = s[name] end
@@ -237,8 +253,12 @@ local function update_group(grads, self, group)
 end
 
 local function update(self)
+  if mf._tracing() then
+    local n = #self.param_groups
+    table.insert(mf._trace.fits, function() return #self.param_groups == n end)
+  end
   for _, group in ipairs(self.param_groups) do
-    if mf._tracing() then group = traced_group(self, group) end
+    if mf._tracing() then group = traced_group(group) end
     mf._with_gradients(group.params, update_group, self, group)
   end
 end

@@ -15,9 +15,30 @@ local function check_optimizer(name, optimizer)
   end
 end
 
--- A class of schedulers whose rate is a closed form: `init(self, ...)` reads the arguments, and
--- `rate(self, base, epoch, i)` is the learning rate of group i in that epoch, base being the first.
-local function class(name, init, rate)
+-- The arguments, with those of `names`, which come first, taken out of a last table of options where
+-- they are given by name.
+local function in_order(name, names, ...)
+  local n = select('#', ...)
+  local last = n > 0 and select(n, ...)
+  if type(last) ~= 'table' or getmetatable(last) or next(last) == nil or not options.is_options(last) then
+    return ...
+  end
+  local list, rest = { ... }, {}
+  for key, value in pairs(last) do rest[key] = value end
+  list[n], n = nil, n - 1
+  for i, key in ipairs(names) do
+    if rest[key] ~= nil and i <= n then fail('%s: %s is given twice', name, key) end
+    if i > n then list[i], rest[key] = rest[key], nil end
+  end
+  n = math.max(n, #names)
+  list[n + 1] = rest
+  return unpack(list, 1, n + 1)
+end
+
+-- A class of schedulers whose rate is a closed form: `init(self, ...)` reads the arguments, of which
+-- the first are called `names`, and `rate(self, base, epoch, i)` is the learning rate of group i in
+-- that epoch, base being the first.
+local function class(name, names, init, rate)
   local methods = { _name = name, rate = rate }
   methods.__index = methods
   sched[name] = setmetatable(methods, {
@@ -29,7 +50,7 @@ local function class(name, init, rate)
         group.initial_lr = group.initial_lr or group.lr
         self.base_lrs[i] = group.initial_lr
       end
-      init(self, ...)
+      init(self, in_order(name, names, ...))
       self:step()
       return self
     end,
@@ -76,13 +97,13 @@ end
 -- -- One formula each -----------------------------------------------------------------------------
 
 -- The rate times gamma every step_size epochs.
-class('StepLR', function(self, step_size, ...)
+class('StepLR', { 'step_size' }, function(self, step_size, ...)
   self.step_size = count('StepLR', 'step_size', step_size, 1)
   self.gamma = arguments('StepLR', { 'gamma' }, { gamma = 0.1 }, ...).gamma
 end, function(self, base, epoch) return base * self.gamma ^ math.floor(epoch / self.step_size) end)
 
 -- The rate times gamma at each of the epochs in milestones.
-class('MultiStepLR', function(self, milestones, ...)
+class('MultiStepLR', { 'milestones' }, function(self, milestones, ...)
   if type(milestones) ~= 'table' then fail 'MultiStepLR: milestones must be a table of epochs' end
   self.milestones = milestones
   self.gamma = arguments('MultiStepLR', { 'gamma' }, { gamma = 0.1 }, ...).gamma
@@ -95,20 +116,20 @@ end, function(self, base, epoch)
 end)
 
 -- The rate times gamma each epoch.
-class('ExponentialLR', function(self, ...)
+class('ExponentialLR', {}, function(self, ...)
   self.gamma = arguments('ExponentialLR', { 'gamma' }, { gamma = options.number }, ...).gamma
     or fail 'ExponentialLR: gamma is needed'
 end, function(self, base, epoch) return base * self.gamma ^ epoch end)
 
 -- The rate times factor for total_iters epochs, then the rate itself.
-class('ConstantLR', function(self, ...)
+class('ConstantLR', {}, function(self, ...)
   local o = arguments('ConstantLR', { 'factor', 'total_iters' },
     { factor = 1 / 3, total_iters = 5 }, ...)
   self.factor, self.total_iters = o.factor, o.total_iters
 end, function(self, base, epoch) return epoch < self.total_iters and base * self.factor or base end)
 
 -- From start_factor to end_factor times the rate, in equal steps over total_iters epochs.
-class('LinearLR', function(self, ...)
+class('LinearLR', {}, function(self, ...)
   local o = arguments('LinearLR', { 'start_factor', 'end_factor', 'total_iters' },
     { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, ...)
   self.start_factor, self.end_factor, self.total_iters = o.start_factor, o.end_factor, o.total_iters
@@ -118,7 +139,7 @@ end, function(self, base, epoch)
 end)
 
 -- From the rate to 0 over total_iters epochs, as (1 - t) ^ power.
-class('PolynomialLR', function(self, ...)
+class('PolynomialLR', {}, function(self, ...)
   local o = arguments('PolynomialLR', { 'total_iters', 'power' },
     { total_iters = 5, power = 1 }, ...)
   self.total_iters, self.power = o.total_iters, o.power
@@ -129,13 +150,13 @@ end)
 local function cosine(from, to, t) return to + (from - to) * (1 + math.cos(math.pi * t)) / 2 end
 
 -- From the rate to eta_min over T_max epochs along half a cosine, and back.
-class('CosineAnnealingLR', function(self, T_max, ...)
+class('CosineAnnealingLR', { 'T_max' }, function(self, T_max, ...)
   self.T_max = count('CosineAnnealingLR', 'T_max', T_max, 1)
   self.eta_min = arguments('CosineAnnealingLR', { 'eta_min' }, { eta_min = 0 }, ...).eta_min
 end, function(self, base, epoch) return cosine(base, self.eta_min, epoch / self.T_max) end)
 
 -- Along half a cosine to eta_min in T_0 epochs, then anew; each time T_mult times as long.
-class('CosineAnnealingWarmRestarts', function(self, T_0, ...)
+class('CosineAnnealingWarmRestarts', { 'T_0' }, function(self, T_0, ...)
   local o = arguments('CosineAnnealingWarmRestarts', { 'T_mult', 'eta_min' },
     { T_mult = 1, eta_min = 0 }, ...)
   self.T_0 = count('CosineAnnealingWarmRestarts', 'T_0', T_0, 1)
@@ -151,11 +172,15 @@ end, function(self, base, epoch)
 end)
 
 -- The first rate times f(epoch); a table of functions has one for each group.
-class('LambdaLR', function(self, f)
-  if type(f) ~= 'function' and type(f) ~= 'table' then
-    fail('LambdaLR: a function of the epoch is needed, this is %s', options.describe(f))
+class('LambdaLR', { 'lr_lambda' }, function(self, lr_lambda, ...)
+  arguments('LambdaLR', {}, {}, ...)
+  for i = 1, #self.optimizer.param_groups do
+    local f = type(lr_lambda) == 'table' and lr_lambda[i] or lr_lambda
+    if type(f) ~= 'function' then
+      fail('LambdaLR: a function of the epoch is needed, this is %s', options.describe(f))
+    end
   end
-  self.f = f
+  self.f = lr_lambda
 end, function(self, base, epoch, i)
   local f = type(self.f) == 'table' and self.f[i] or self.f
   return base * f(epoch)
@@ -178,9 +203,10 @@ end
 
 -- One-cycle policy (Smith and Topin, 2017): up to max_lr (a number, or one for each group) and down
 -- again, momentum the other way; as long as total_steps, or epochs times steps_per_epoch.
-class('OneCycleLR', function(self, max_lr, ...)
+class('OneCycleLR', { 'max_lr' }, function(self, max_lr, ...)
   local number = options.number
-  local o = arguments('OneCycleLR', { 'total_steps', 'epochs', 'steps_per_epoch', 'pct_start' }, {
+  local o = arguments('OneCycleLR', { 'total_steps', 'epochs', 'steps_per_epoch', 'pct_start', 'anneal_strategy',
+    'cycle_momentum', 'base_momentum', 'max_momentum', 'div_factor', 'final_div_factor', 'three_phase' }, {
     total_steps = number, epochs = number, steps_per_epoch = number, pct_start = 0.3,
     anneal_strategy = 'cos', cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95,
     div_factor = 25, final_div_factor = 1e4, three_phase = false }, ...)
@@ -238,7 +264,7 @@ end
 
 -- Linear from start_factor to 1 times the first rate over warmup_iters steps; then what `after`, a
 -- scheduler over the same optimiser, says.
-class('WarmupLR', function(self, after, ...)
+class('WarmupLR', { 'after' }, function(self, after, ...)
   local o = arguments('WarmupLR', { 'warmup_iters', 'start_factor' },
     { warmup_iters = 5, start_factor = 1 / 3 }, ...)
   self.warmup_iters = count('WarmupLR', 'warmup_iters', o.warmup_iters, 1)
@@ -251,7 +277,7 @@ end, function(self, base, epoch, i)
 end)
 
 -- Each scheduler from its milestone on, the first from the start.
-class('SequentialLR', function(self, schedulers, ...)
+class('SequentialLR', { 'schedulers' }, function(self, schedulers, ...)
   self.schedulers = check_schedulers('SequentialLR', schedulers)
   self.milestones = arguments('SequentialLR', { 'milestones' }, { milestones = {} }, ...).milestones
   if #self.milestones ~= #schedulers - 1 then
@@ -267,7 +293,8 @@ end, function(self, _, epoch, i)
 end)
 
 -- All at once: their factors on the first rate are multiplied.
-class('ChainedScheduler', function(self, schedulers)
+class('ChainedScheduler', { 'schedulers' }, function(self, schedulers, ...)
+  arguments('ChainedScheduler', {}, {}, ...)
   self.schedulers = check_schedulers('ChainedScheduler', schedulers)
 end, function(self, base, epoch, i)
   local lr = base
@@ -287,7 +314,8 @@ sched.ReduceLROnPlateau = setmetatable(Plateau, {
   __call = function(_, optimizer, ...)
     local name = 'ReduceLROnPlateau'
     check_optimizer(name, optimizer)
-    local self = arguments(name, { 'mode', 'factor', 'patience' }, { mode = 'min', factor = 0.1,
+    local self = arguments(name, { 'mode', 'factor', 'patience', 'threshold', 'threshold_mode', 'cooldown',
+      'min_lr', 'eps' }, { mode = 'min', factor = 0.1,
       patience = 10, threshold = 1e-4, threshold_mode = 'rel', cooldown = 0, min_lr = 0,
       eps = 1e-8 }, ...)
     options.choice(name, 'mode', self.mode, { 'min', 'max' })

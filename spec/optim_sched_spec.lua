@@ -117,6 +117,75 @@ describe('lr_scheduler', function()
     near(o.param_groups[1].lr, p.param_groups[1].lr, 'after loading')
   end)
 
+  -- What is given in order, and the same by name.
+  for name, given in pairs {
+    StepLR = { { 2, 0.5 }, { step_size = 2, gamma = 0.5 } },
+    MultiStepLR = { { { 1, 3 }, 0.5 }, { milestones = { 1, 3 }, gamma = 0.5 } },
+    ExponentialLR = { { 0.5 }, { gamma = 0.5 } },
+    ConstantLR = { { 0.5, 2 }, { factor = 0.5, total_iters = 2 } },
+    LinearLR = { { 0.5, 0.75, 3 }, { start_factor = 0.5, end_factor = 0.75, total_iters = 3 } },
+    PolynomialLR = { { 4, 2 }, { total_iters = 4, power = 2 } },
+    CosineAnnealingLR = { { 4, 0.1 }, { T_max = 4, eta_min = 0.1 } },
+    CosineAnnealingWarmRestarts = { { 2, 2, 0.1 }, { T_0 = 2, T_mult = 2, eta_min = 0.1 } },
+    LambdaLR = { { function(e) return e / 4 end }, { lr_lambda = function(e) return e / 4 end } },
+    OneCycleLR = { { 1, 6, nil, nil, 0.5, 'linear', false, 0.8, 0.9, 10, 100, true },
+      { max_lr = 1, total_steps = 6, pct_start = 0.5, anneal_strategy = 'linear', cycle_momentum = false,
+        base_momentum = 0.8, max_momentum = 0.9, div_factor = 10, final_div_factor = 100, three_phase = true } },
+  } do
+    it(name .. ' takes all arguments by name', function()
+      local a, b = sgd(), sgd()
+      local s, t = sched[name](a, unpack(given[1], 1, table.maxn(given[1]))), sched[name](b, given[2])
+      local different
+      for epoch = 0, 4 do
+        assert.equal(a.param_groups[1].lr, b.param_groups[1].lr, 'epoch ' .. epoch)
+        different = different or a.param_groups[1].lr ~= 0.5
+        s:step()
+        t:step()
+      end
+      assert.is_true(different)
+      given[2].gama = 1
+      assert.is_false(pcall(sched[name], sgd(), given[2]))
+    end)
+  end
+
+  it('schedulers of schedulers take all arguments by name', function()
+    local a, b = sgd(), sgd()
+    local function parts(o) return { sched.ConstantLR(o, 0.1, 20), sched.ExponentialLR(o, { gamma = 0.9 }) } end
+    for _, pair in ipairs {
+      { sched.SequentialLR(a, parts(a), { 2 }), sched.SequentialLR(b, { schedulers = parts(b), milestones = { 2 } }) },
+      { sched.ChainedScheduler(a, parts(a)), sched.ChainedScheduler(b, { schedulers = parts(b) }) },
+      { sched.WarmupLR(a, parts(a)[2], 3, 0.5),
+        sched.WarmupLR(b, { after = parts(b)[2], warmup_iters = 3, start_factor = 0.5 }) },
+      { sched.WarmupLR(a, parts(a)[2]), sched.WarmupLR(b, { after = parts(b)[2] }) },
+      { sched.ReduceLROnPlateau(a, 'max', 0.5, 0, 1e-3, 'abs', 1, 0.01, 0),
+        sched.ReduceLROnPlateau(b, { mode = 'max', factor = 0.5, patience = 0, threshold = 1e-3,
+          threshold_mode = 'abs', cooldown = 1, min_lr = 0.01, eps = 0 }) },
+    } do
+      for epoch = 0, 4 do
+        assert.equal(a.param_groups[1].lr, b.param_groups[1].lr, 'epoch ' .. epoch)
+        pair[1]:step(pair[1].num_bad_epochs and 1)
+        pair[2]:step(pair[2].num_bad_epochs and 1)
+      end
+    end
+  end)
+
+  it('takes an argument once, and misses what it needs', function()
+    for _, case in ipairs {
+      { 'StepLR: step_size is given twice', sched.StepLR, 2, { step_size = 3 } },
+      { 'StepLR: gamma is given twice', sched.StepLR, 2, 0.5, { gamma = 0.5 } },
+      { 'OneCycleLR: max_lr is given twice', sched.OneCycleLR, 1, { max_lr = 1, total_steps = 5 } },
+      { 'StepLR: step_size must be', sched.StepLR, { gamma = 0.5 } },
+      { 'MultiStepLR: milestones must be', sched.MultiStepLR, { gamma = 0.5 } },
+      { 'OneCycleLR: max_lr must be', sched.OneCycleLR, { total_steps = 5 } },
+      { 'LambdaLR: a function', sched.LambdaLR, {} },
+      { "LambdaLR: there is no option 'f'", sched.LambdaLR, { f = math.sin, lr_lambda = math.sin } },
+    } do
+      local ok, text = pcall(case[2], sgd(), unpack(case, 3))
+      assert.is_false(ok)
+      assert(text:find(case[1], 1, true), text)
+    end
+  end)
+
   it('names a wrong option', function()
     assert.has_error(function() sched.StepLR(sgd(), 2, { gama = 1 }) end)
     local ok, text = pcall(sched.StepLR, sgd(), 2, { gama = 1 })

@@ -195,6 +195,7 @@ function cases.merge_ids(v, add)
   add { x = v:i(0, 4, v.B * v.L) }
   add { x = v:i(0, 5000, 7) }
 end
+cases.merge_ids_padded = cases.merge_ids
 function cases.slice_base(v, add)
   add { x = v:n(4, 3), base_stride = { 3, 1 }, size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
   add { x = v:n(4, 3), base_stride = { 1, 4 }, size = { 2, 3 }, stride = { 2, 4 }, offset = 1 }

@@ -260,6 +260,11 @@ static int job_call(lua_State *L) {
   return n_out;
 }
 
+static int job_fits_now(lua_State *L) {
+  lua_pushboolean(L, job_fits(check_job(L)));
+  return 1;
+}
+
 static int push_text(lua_State *L, void (*print)(Job *, Str *)) {
   Str s = {0};
   print(check_job(L), &s);
@@ -343,8 +348,11 @@ void bind_open_compile(State *S, lua_State *L) {
       {"_is_scalar", is_scalar}, {"_compile", compile},       {"_is_traced", is_traced},
       {"_tracing", tracing},     {"_untraced", untraced},     {"_form", form},
       {"_passes", passes},       {"_graph_pass", graph_pass}, {NULL, NULL}};
-  static const luaL_Reg methods[] = {
-      {"run", job_call}, {"text", job_text}, {"dot", job_graphviz}, {NULL, NULL}};
+  static const luaL_Reg methods[] = {{"run", job_call},
+                                     {"text", job_text},
+                                     {"dot", job_graphviz},
+                                     {"fits", job_fits_now},
+                                     {NULL, NULL}};
   S->scalars = LUA_NOREF;
   lua_newtable(L);
   lua_pushvalue(L, -1);

@@ -327,6 +327,7 @@ static int with_gradients(lua_State *L) {
   for (int k = 1; k <= n; k++) {
     lua_rawgeti(L, 1, k);
     Tensor *t = bind_check_tensor(S, L, -1, "gradients", "params");
+    if (eager_uses_gradient(S->E, t, false)) return bind_raise(L);
     if (t->ag && t->ag->grad) bind_push_own(S, L, t->ag->grad);
     else lua_pushboolean(L, 0);
     lua_rawseti(L, -3, k);

@@ -93,7 +93,10 @@ static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {
       }
       break;
     case 'g':
-      if (!strcmp(key, "grad")) return bind_push_shared(S, L, t->ag ? t->ag->grad : NULL), 1;
+      if (!strcmp(key, "grad")) {
+        if (eager_uses_gradient(S->E, t, false)) return bind_raise(L);
+        return bind_push_shared(S, L, t->ag ? t->ag->grad : NULL), 1;
+      }
       if (!strcmp(key, "grad_fn")) {
         Node *n;
         int output;
@@ -155,6 +158,7 @@ static int set_grad(State *S, lua_State *L, Tensor *t) {
       return bind_error(L, "grad: the gradient is %s, the tensor %s", dtype_name((DType)g->m.dtype),
                         dtype_name((DType)t->m.dtype));
   }
+  if (eager_uses_gradient(S->E, t, true)) return bind_raise(L);
   Autograd *ag = tensor_autograd(t);
   tensor_retain(g);
   tensor_release(ag->grad);

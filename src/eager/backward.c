@@ -204,6 +204,8 @@ static bool can_steal(const Tensor *t, const Tensor *g) {
 
 int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
   Autograd *ag = tensor_autograd(t);
+  int rc = eager_uses_gradient(E, t, false);
+  if (rc) return rc;
   if (!ag->grad) {
     ag->grad = tensor_is_rows(g) ? sparse_own(E, g)
                : can_steal(t, g) ? tensor_retain(g)

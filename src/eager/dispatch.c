@@ -90,11 +90,11 @@ void eager_call_clear(EagerCall *c) {
   c->cap_out = 4;
 }
 
-static int no_data(EagerCall *c, int k) {
-  if (c->in[k]->storage && storage_is_traced(c->in[k]->storage))
+static int no_data(Eager *E, EagerCall *c) {
+  if (E->tracer)
     return err_set(MF_EINVAL,
-                   "%s: the result's shape depends on data, which a compiled step does not have "
-                   "while it is traced; masked_fill, where or topk keep shapes",
+                   "%s: the result's shape depends on data, which is known only when a compiled "
+                   "step runs; masked_fill, where or topk keep shapes",
                    c->op->name);
   return err_set(MF_EINVAL,
                  "%s: the result's shape depends on data, and a meta tensor has none; "
@@ -103,10 +103,10 @@ static int no_data(EagerCall *c, int k) {
 }
 
 /* Views of the inputs for an op whose output's shape depends on data. */
-static int data_views(EagerCall *c, View *views) {
+static int data_views(Eager *E, EagerCall *c, View *views) {
   if (c->n_in > CALL_SMALL) return err_set(MF_EINVAL, "%s: too many inputs", c->op->name);
   for (int k = 0; k < c->n_in; k++) {
-    if (c->in[k] && !tensor_has_data(c->in[k])) return no_data(c, k);
+    if (c->in[k] && (E->tracer || !tensor_has_data(c->in[k]))) return no_data(E, c);
     views[k] = tensor_view(c->in[k]);
   }
   return 0;
@@ -134,7 +134,7 @@ static int ask(Eager *E, EagerCall *c, const View *views) {
 
 static int infer_outputs(Eager *E, EagerCall *c) {
   View views[CALL_SMALL];
-  int flags = c->op->spec[0]->flags, rc = flags & OP_DATA ? data_views(c, views) : 0;
+  int flags = c->op->spec[0]->flags, rc = flags & OP_DATA ? data_views(E, c, views) : 0;
   if (!rc) rc = ask(E, c, flags & OP_DATA ? views : NULL);
   if (rc) return rc;
   if (c->into) {

@@ -106,6 +106,8 @@ typedef int Interpreter(Eager *E, EagerCall *call);
  * memory, and `record` is called where the kernel would run. */
 typedef struct EagerTracer {
   int (*record)(struct EagerTracer *, EagerCall *c);
+  /* t.grad is about to be read or added to, or (`written`) set. */
+  int (*gradient)(struct EagerTracer *, Tensor *t, bool written);
 } EagerTracer;
 
 typedef struct Generator {
@@ -171,6 +173,9 @@ int eager_interrupted(Eager *E);
 /* Calls an op through the current interpreter. On failure nothing is left in the call. */
 static inline int eager_call(Eager *E, EagerCall *c) {
   return E->interpreter(E, c);
+}
+static inline int eager_uses_gradient(Eager *E, Tensor *t, bool written) {
+  return E->tracer ? E->tracer->gradient(E->tracer, t, written) : 0;
 }
 void eager_call_clear(EagerCall *call); /* releases the outputs */
 /* The default interpreter: infer, allocate, launch, record. */

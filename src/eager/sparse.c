@@ -146,11 +146,11 @@ Tensor *sparse_coalesce(Eager *E, Tensor *t) {
     err_set(MF_EFREED, "coalesce: the tensor's ids or values were freed");
     return NULL;
   }
-  if (!tensor_has_data(t->row_ids) || is_coalesced(t)) return tensor_retain(t);
-  EagerCall c = {.op = &op_table[OP_merge_ids],
+  if (!E->tracer && (!tensor_has_data(t->row_ids) || is_coalesced(t))) return tensor_retain(t);
+  EagerCall c = {.op = &op_table[E->tracer ? OP_merge_ids_padded : OP_merge_ids],
                  .in = &t->row_ids,
                  .n_in = 1,
-                 .args = &(struct merge_ids_args){0}};
+                 .args = (char[1]){0}}; /* neither has arguments */
   if (eager_call(E, &c)) return NULL;
   Tensor *zero = zero_rows(E, t, c.out[0]->m.shape[0]);
   Tensor *values =

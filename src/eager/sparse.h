@@ -13,7 +13,8 @@ Tensor *sparse_new(Tensor *ids, Tensor *values, int64_t n);
 Tensor *sparse_alias(const Tensor *t);
 /* Whether its ids or values were. */
 bool sparse_is_freed(const Tensor *t);
-/* Sorted ids without repeats; t itself, with one more count, when it is so. */
+/* Sorted ids without repeats; t itself, with one more count, when it is so. While a step is
+ * compiled: as many ids as t has, of which the last is repeated, with rows of zeros. */
 Tensor *sparse_coalesce(Eager *E, Tensor *t);
 Tensor *sparse_to_dense(Eager *E, Tensor *t);
 /* As t, but that nobody else sees or can write its ids and values: t itself, with one more count,

@@ -5,6 +5,7 @@
 #include "mem.h"
 #include "pass.h"
 #include "runtime.h"
+#include "tape.h"
 #include "trace.h"
 
 typedef struct Capture {
@@ -13,6 +14,12 @@ typedef struct Capture {
   bool written;
 } Capture;
 
+/* A leaf as it must be. */
+typedef struct Leaf {
+  Tensor *tensor, *grad; /* counted */
+  bool used, requires_grad, reads_grad;
+} Leaf;
+
 struct Job {
   Eager *E;
   Trace *trace; /* until it is compiled */
@@ -20,6 +27,8 @@ struct Job {
   Plan *plan;
   Runtime *runtime;
   Capture *captures;
+  Leaf *leaves;
+  size_t n_leaves;
   const double **cells;
   uint64_t streams; /* how many stream numbers one run takes */
 };
@@ -52,6 +61,14 @@ static int take_captures(Job *j) {
   j->cells = mem_zalloc(sizeof *j->cells * (t->cells.n + 1));
   if (!j->captures || !j->cells) return err_set(MF_ENOMEM, "out of memory");
   for (size_t i = 0; i < t->cells.n; i++) j->cells[i] = t->cells.at[i];
+  j->leaves = mem_zalloc(sizeof *j->leaves * (t->leaves.n + 1));
+  if (!j->leaves) return err_set(MF_ENOMEM, "out of memory");
+  for (size_t i = 0; i < t->leaves.n; i++) {
+    const TraceLeaf *l = &t->leaves.at[i];
+    Tensor *grad = l->reads_grad ? tensor_retain(l->grad) : NULL;
+    j->leaves[j->n_leaves++] =
+        (Leaf){tensor_retain(l->tensor), grad, l->used, l->requires_grad, l->reads_grad};
+  }
   for (size_t i = 0; i < t->storages.n; i++) { /* in the order of their nodes */
     const TraceStorage *s = t->storages.at[i];
     if (!s->capture) continue;
@@ -84,6 +101,16 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s) {
 
 int job_n_results(const Job *j) {
   return (int)j->plan->results.n;
+}
+
+bool job_fits(const Job *j) {
+  for (size_t i = 0; i < j->n_leaves; i++) {
+    const Leaf *l = &j->leaves[i];
+    const Autograd *ag = l->tensor->ag;
+    if (l->used && tensor_requires_grad(l->tensor) != l->requires_grad) return false;
+    if (l->reads_grad && (ag ? ag->grad : NULL) != l->grad) return false;
+  }
+  return true;
 }
 
 static int bind_captures(Job *j) {
@@ -176,6 +203,11 @@ void job_destroy(Job *j) {
     tensor_release(j->captures[k].tensor);
     if (j->captures[k].storage) storage_release(j->captures[k].storage);
   }
+  for (size_t i = 0; i < j->n_leaves; i++) {
+    tensor_release(j->leaves[i].tensor);
+    tensor_release(j->leaves[i].grad);
+  }
+  mem_free(j->leaves);
   mem_free(j->captures);
   mem_free(j->cells);
   runtime_destroy(j->runtime);

@@ -23,6 +23,9 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s);
 /* The function failed: the state executes again; what is left is job_destroy. */
 void job_abandon(Job *j);
 int job_n_results(const Job *j);
+/* Whether tensors that it uses as leaves require a gradient as they did when it was compiled, and
+ * those whose gradient it adds to have the same one; else the call needs another step. */
+bool job_fits(const Job *j);
 /* Runs the step; out[k] are new tensors, counted. */
 int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out);
 /* The graph as it was planned, as text and for Graphviz. */

@@ -73,11 +73,23 @@ static TraceStorage *add_port(Trace *t, GraphKind kind, Storage *s, const Meta *
   return add_storage(t, s, m, &n->out[0]);
 }
 
+static TraceLeaf *leaf_of(Trace *t, Tensor *x) {
+  int64_t k = map_get(&t->leaf_place, x);
+  if (k >= 0) return &t->leaves.at[k];
+  if (!map_put(&t->leaf_place, x, (int64_t)t->leaves.n))
+    arena_throw(&t->graph->arena, err_set(MF_ENOMEM, "out of memory"));
+  TraceLeaf *leaf = list_add(&t->graph->arena, &t->leaves);
+  *leaf = (TraceLeaf){.tensor = tensor_retain(x)};
+  return leaf;
+}
+
+/* Views that the step makes are no leaves to be kept. */
 static void keep_leaf(Trace *t, Tensor *x) {
-  if (!x->ag || !x->ag->requires_grad) return;
-  for (size_t i = 0; i < t->leaves.n; i++)
-    if (t->leaves.at[i] == x) return;
-  *list_add(&t->graph->arena, &t->leaves) = tensor_retain(x);
+  if (!dtype_is_float((DType)x->m.dtype) || !tensor_is_leaf(x) || tensor_base(x) != x) return;
+  TraceLeaf *leaf = leaf_of(t, x);
+  if (leaf->used) return;
+  leaf->used = true;
+  leaf->requires_grad = tensor_requires_grad(x);
 }
 
 static TraceStorage *capture(Trace *t, Tensor *x) {
@@ -300,6 +312,65 @@ static int record(EagerTracer *tracer, EagerCall *c) {
   return rc;
 }
 
+/* -- Gradients --------------------------------------------------------------------------------- */
+
+/* Without a value until the step runs. */
+static bool is_open(const Tensor *x) {
+  Storage *s = x->storage ? x->storage : x->row_ids->storage;
+  return storage_is_traced(s) && !s->data;
+}
+
+typedef struct GradientUse {
+  Trace *t;
+  Tensor *x;
+  bool written;
+} GradientUse;
+
+static void use_gradient(void *ud) {
+  GradientUse *u = ud;
+  TraceLeaf *leaf = leaf_of(u->t, u->x);
+  if (leaf->uses_grad) return;
+  leaf->uses_grad = true;
+  leaf->reads_grad = !u->written;
+  leaf->grad = tensor_retain(u->x->ag ? u->x->ag->grad : NULL);
+}
+
+static int gradient(EagerTracer *tracer, Tensor *x, bool written) {
+  Trace *t = (Trace *)tracer;
+  GradientUse use = {t, x, written};
+  return is_open(x) ? 0 : arena_protect(&t->graph->arena, use_gradient, &use);
+}
+
+/* A gradient that was there and to which the step added, by making another one: what that is goes
+ * where the first was. */
+static void write_gradients(Trace *t) {
+  for (size_t i = 0; i < t->leaves.n; i++) {
+    TraceLeaf *leaf = &t->leaves.at[i];
+    Tensor *g = leaf->tensor->ag ? leaf->tensor->ag->grad : NULL;
+    if (!leaf->reads_grad || !leaf->grad || !g || g == leaf->grad || !is_open(g)) continue;
+    if (!leaf->grad->storage || !g->storage)
+      arena_throw(&t->graph->arena,
+                  err_set(MF_EUNSUPPORTED,
+                          "compile: the step adds to a row-sparse gradient that there is, which "
+                          "would grow in each call; drop it first, by zero_grad()"));
+    GraphValue *value = value_of(t, g, NULL);
+    value_of(t, leaf->grad, NULL);
+    write_to(t, leaf->grad, value);
+  }
+}
+
+/* Gradients that the step made are its own: what there was comes back (`all`: in any case), unless
+ * the step dropped that before. */
+static void restore_gradients(Trace *t, bool all) {
+  for (size_t i = 0; i < t->leaves.n; i++) {
+    TraceLeaf *leaf = &t->leaves.at[i];
+    Autograd *ag = leaf->tensor->ag;
+    if (!leaf->uses_grad || !ag || !(all || (ag->grad && is_open(ag->grad)))) continue;
+    tensor_release(ag->grad);
+    ag->grad = all || leaf->reads_grad ? tensor_retain(leaf->grad) : NULL;
+  }
+}
+
 /* -- Beginning and end ------------------------------------------------------------------------- */
 
 Trace *trace_begin(Eager *E, const char *name) {
@@ -315,7 +386,7 @@ Trace *trace_begin(Eager *E, const char *name) {
     err_set(MF_ENOMEM, "out of memory");
     return NULL;
   }
-  t->tracer.record = record;
+  t->tracer = (EagerTracer){record, gradient};
   t->E = E;
   t->stream = E->generator.next;
   E->tracer = &t->tracer;
@@ -360,6 +431,7 @@ static void finish(void *ud) {
   Ending *e = ud;
   Trace *t = e->t;
   Graph *g = t->graph;
+  write_gradients(t);
   for (int k = 0; k < e->n; k++)
     *list_add(&g->arena, &g->results) = value_of(t, e->results[k], NULL);
   for (size_t i = 0; i < t->storages.n; i++) {
@@ -372,26 +444,13 @@ static void finish(void *ud) {
   g->n_cells = (int)t->cells.n;
 }
 
-/* Gradients that the step made are its own. */
-static void drop_gradients(Trace *t) {
-  for (size_t i = 0; i < t->leaves.n; i++) {
-    Autograd *ag = t->leaves.at[i]->ag;
-    Tensor *g = ag ? ag->grad : NULL;
-    if (g && g->storage ? storage_is_traced(g->storage) && !g->storage->data
-                        : g && storage_is_traced(g->row_ids->storage)) {
-      ag->grad = NULL;
-      tensor_release(g);
-    }
-  }
-}
-
 int trace_end(Trace *t, int n, Tensor *const *results) {
   Ending e = {t, n, results};
   int rc = n < 0 ? 0 : arena_protect(&t->graph->arena, finish, &e);
   t->E->tracer = NULL;
   for (size_t i = 0; i < t->storages.n; i++)
     if (t->storages.at[i]->capture) atomic_store(&t->storages.at[i]->storage->traced, false);
-  drop_gradients(t);
+  restore_gradients(t, n < 0 || rc);
   return rc;
 }
 
@@ -401,7 +460,11 @@ void trace_destroy(Trace *t) {
     tensor_release(t->storages.at[i]->first);
     storage_release(t->storages.at[i]->storage);
   }
-  for (size_t i = 0; i < t->leaves.n; i++) tensor_release(t->leaves.at[i]);
+  for (size_t i = 0; i < t->leaves.n; i++) {
+    tensor_release(t->leaves.at[i].tensor);
+    tensor_release(t->leaves.at[i].grad);
+  }
   map_free(&t->place);
+  map_free(&t->leaf_place);
   mem_free(t);
 }

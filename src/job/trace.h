@@ -26,17 +26,26 @@ typedef struct TraceStorage {
   LIST(TraceView) views;
 } TraceStorage;
 
+/* A tensor from before that the step uses as a leaf, and how it was: a call where it is not so
+ * needs another step. */
+typedef struct TraceLeaf {
+  Tensor *tensor; /* counted */
+  Tensor *grad;   /* what its gradient was before the step used it; counted */
+  bool used, requires_grad;
+  bool uses_grad, reads_grad; /* the step used .grad; first to read it or to add to it */
+} TraceLeaf;
+
 typedef struct Trace {
   EagerTracer tracer;
   Eager *E;
   Graph *graph;
   Map place; /* Storage * -> index in storages */
   LIST(TraceStorage *) storages;
-  LIST(Tensor *) leaves;      /* captured ones that may get a gradient; counted */
+  Map leaf_place; /* Tensor * -> index in leaves */
+  LIST(TraceLeaf) leaves;
   LIST(const double *) cells; /* by cell number */
   uint64_t stream;            /* the default generator's next stream at the start */
   EagerCall *call;            /* which is recorded now */
-  int code;
 } Trace;
 
 /* Begins: E records into a new graph. NULL with the error set. */
@@ -45,7 +54,7 @@ Trace *trace_begin(Eager *E, const char *name);
 Tensor *trace_input(Trace *t, const Tensor *like);
 /* Ends recording; E executes again. What the step left in captures becomes writes, `results` the
  * graph's results, and gradients that it first made are dropped. On failure, and after an error in
- * the user's function (n < 0), only the state is restored. */
+ * the user's function (n < 0), gradients are what they were. */
 int trace_end(Trace *t, int n, Tensor *const *results);
 /* The graph, which holds the trace's records, is the caller's to destroy afterwards. */
 void trace_destroy(Trace *t);

@@ -49,6 +49,7 @@ static int merge_ids_cpu(const OpCall *c) {
     if (!i || s[i].key != s[i - 1].key) ids[++at] = (int64_t)s[i].key;
     place[s[i].place] = at;
   }
+  for (int64_t i = at + 1; s && i < c->out[0].shape[0]; i++) ids[i] = ids[at];
   mem_free(block);
   return s ? 0 : MF_EINVAL;
 }
@@ -56,4 +57,17 @@ static int merge_ids_cpu(const OpCall *c) {
 /* The distinct ids, sorted, and for each one given its place among them. */
 OP(merge_ids, .signature = "merge_ids(Tensor x) -> (Tensor ids, Tensor place)",
    .flags = OP_HIDDEN | OP_DATA | OP_NO_GRAD, .sbp = "B", .infer = merge_ids_infer,
+   .cpu = merge_ids_cpu)
+
+static int merge_ids_padded_infer(Infer *I) {
+  int rc = infer_want_dtype(I, 0, I64);
+  if (!rc) rc = infer_want_ndim(I, 0, 1);
+  if (!rc) rc = infer_shape(I, I64, 1, I->in[0]->shape);
+  return rc ? rc : infer_shape(I, I64, 1, I->in[0]->shape);
+}
+
+/* The same, as many ids as x has: the last of the distinct ones is repeated. Its shapes do not
+ * depend on data. */
+OP(merge_ids_padded, .signature = "merge_ids_padded(Tensor x) -> (Tensor ids, Tensor place)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp = "B", .infer = merge_ids_padded_infer,
    .cpu = merge_ids_cpu)
