@@ -51,10 +51,8 @@ end }
 local function nothing(g, shape)
   return mf.zeros({}, { dtype = g.dtype, device = g.device }):expand(shape)
 end
-grad.slice_base = {
-  x = function(g, _, o)
-    return mf._scatter_base(nothing(g, o.shape.x), g, o.base_stride, o.size, o.stride, o.offset)
-  end,
+grad.slice_base = { -- elements of the view that are one place of the base add up
+  x = function(g, _, o) return mf._strided_add(g, o.shape.x, o.base_stride, 0, o.stride, o.offset, 1) end,
 }
 grad.scatter_base = {
   x = function(g, _, o)

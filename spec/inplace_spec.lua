@@ -80,6 +80,24 @@ describe('in-place writes', function()
     assert.has_error(function() x:add_(1) end, nil, 'add_: several elements')
   end)
 
+  it('that touch no element count as writes all the same', function()
+    local x = mf.ones(2):requires_grad_()
+    local v = (x * 1):expand(3, 2)
+    v[{ {}, { 0, 0 } }] = 5
+    v:sum():backward()
+    assert.are.same({ 3, 3 }, x.grad:tolist())
+  end)
+
+  it('under an expanded view have second gradients', function()
+    local x = mf.tensor({ 1, 2 }, { requires_grad = true })
+    local base = x * x
+    local v = base:expand(4, 2)
+    base:mul_(x)
+    local g = mf.grad((v * v):sum(), { x }, { create_graph = true })[1] -- of 4 x^6
+    assert.are.same({ 24, 768 }, g:tolist())
+    assert.are.same({ 120, 1920 }, mf.grad(g:sum(), { x })[1]:tolist())
+  end)
+
   it('name both ops when a saved tensor was written', function()
     local x = mf.tensor({ 1, 2 }, { requires_grad = true })
     local y = x:exp()

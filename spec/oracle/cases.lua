@@ -199,6 +199,7 @@ cases.merge_ids_padded = cases.merge_ids
 function cases.slice_base(v, add)
   add { x = v:n(4, 3), base_stride = { 3, 1 }, size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
   add { x = v:n(4, 3), base_stride = { 1, 4 }, size = { 2, 3 }, stride = { 2, 4 }, offset = 1 }
+  add { x = v:n(4, 3), base_stride = { 3, 1 }, size = { 3, 2, 2 }, stride = { 0, 3, 1 }, offset = 2 }
 end
 function cases.scatter_base(v, add)
   add { x = v:n(4, 3), src = v:n(2, 3), base_stride = { 3, 1 }, src_size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }

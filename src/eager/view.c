@@ -145,8 +145,37 @@ static Tensor *scatter_into(Eager *E, Tensor *g, Tensor *src, const Geometry *at
   return eager_op(E, OP_scatter_base, 2, (Tensor *[]){g, src}, &args);
 }
 
-/* A view of a base that was written: its gradient is zero but for the view's place. */
+/* Whether two elements of the view may be one place in the base: a dim steps less far than those
+ * that step no farther reach together. */
+static bool may_overlap(const Geometry *at) {
+  for (int d = 0; d < at->size.n; d++) {
+    int64_t reach = 0;
+    for (int k = 0; k < at->size.n; k++)
+      if (k != d && at->stride.v[k] <= at->stride.v[d])
+        reach += (at->size.v[k] - 1) * at->stride.v[k];
+    if (at->size.v[d] > 1 && at->stride.v[d] <= reach) return true;
+  }
+  return false;
+}
+
+/* Each place of the base gets what all elements of the view there give together. */
+static Tensor *add_up(Eager *E, const Node *n, Tensor *g) {
+  const Geometry *at = n->geometry;
+  struct strided_add_args args = {.size = {.n = n->in_meta[0].ndim},
+                                  .stride = at->base_stride,
+                                  .g_stride = at->stride,
+                                  .g_offset = at->offset,
+                                  .copies = 1};
+  memcpy(args.size.v, n->in_meta[0].shape, sizeof(int64_t) * (size_t)args.size.n);
+  return eager_op(E, OP_strided_add, 1, &g, &args);
+}
+
+/* A view of a base that was written: the base's gradient is zero but for the view's place. */
 int tape_run_view(Eager *E, Node *n, Tensor *const *gout, Tensor **gin) {
+  if (may_overlap(n->geometry)) {
+    gin[0] = add_up(E, n, gout[0]);
+    return gin[0] ? 0 : MF_ENOMEM;
+  }
   Tensor *zero = tape_zeros(E, &n->in_meta[0]);
   gin[0] = zero ? scatter_into(E, zero, gout[0], n->geometry) : NULL;
   tensor_release(zero);
