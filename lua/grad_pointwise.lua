@@ -19,7 +19,7 @@ grad.mul = {
 }
 grad.div = {
   a = function(g, _, o) return g / o.b end,
-  b = function(g, y, o) return -(g * y / o.b) end,
+  b = function(g, _, o) return -(g * (o.a / o.b) / o.b) end, -- not of y, so that it may be written in place
 }
 grad.remainder = {
   a = function(g) return g end,
@@ -68,9 +68,14 @@ grad.maximum_backward = {
   a = function() end,
   b = function() end,
 }
+-- The square of the distance from the origin; at the origin, where atan2 has no slope, 1.
+local function distance2(a, b)
+  local r = a:square() + b:square()
+  return r:masked_fill(r:eq(0), 1)
+end
 grad.atan2 = {
-  a = function(g, _, o) return g * o.b / (o.a:square() + o.b:square()) end,
-  b = function(g, _, o) return -(g * o.a) / (o.a:square() + o.b:square()) end,
+  a = function(g, _, o) return g * o.b / distance2(o.a, o.b) end,
+  b = function(g, _, o) return -(g * o.a) / distance2(o.a, o.b) end,
 }
 grad.lerp = {
   a = function(g, _, o) return g * (1 - o.weight) end,

@@ -148,12 +148,14 @@ function mf.kl_div(x, target, o)
   return batch and loss / math.max(x:size(0), 1) or loss
 end
 
--- The cosine of the angle between a and b along a dim.
+-- The cosine of the angle between a and b, broadcast, along a dim.
 function mf.cosine_similarity(a, b, o)
   o = options('cosine_similarity', o, { dim = 1, eps = 1e-8 })
   check_tensor('cosine_similarity', 'a', a)
   check_tensor('cosine_similarity', 'b', b)
-  local function unit(x) return x / x:square():sum(o.dim, { keepdim = true }):sqrt():clamp { min = o.eps } end
+  local dtype = a.dtype == b.dtype and a.dtype or (a:new_zeros(0) + b:new_zeros(0)).dtype
+  local function unit(x) return x / x:norm({ dim = o.dim, keepdim = true }):clamp { min = o.eps } end
+  a, b = unpack(mf.broadcast_tensors(a:to(dtype), b:to(dtype)))
   return (unit(a) * unit(b)):sum(o.dim)
 end
 

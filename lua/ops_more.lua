@@ -39,7 +39,7 @@ both('nan_to_num', function(x, ...)
   local number = options.number
   local o = options.arguments('nan_to_num', { 'nan', 'posinf', 'neginf' },
     { nan = 0, posinf = number, neginf = number }, ...)
-  if not x:is_floating_point() then return x end
+  if not x:is_floating_point() then return x:clone() end
   local most = ({ float16 = 65504, bfloat16 = 255 * 2 ^ 120, float32 = (2 - 2 ^ -23) * 2 ^ 127,
     float64 = (2 - 2 ^ -52) * 2 ^ 1023 })[tostring(x.dtype)]
   x = x:masked_fill(x:isnan(), o.nan)
@@ -72,16 +72,17 @@ end)
 -- sqrt(x^2 + y^2) without overflow.
 both('hypot', function(x, y)
   local a, b = x:abs(), y:abs()
-  local large, small = mf.maximum(a, b), mf.minimum(a, b)
-  local none = large:eq(0):logical_or(large:eq(math.huge))
+  local first = a:ge(b):logical_or(a:eq(math.huge)) -- a choice, not maximum and minimum, which have kinks
+  local large, small = mf.where(first, x, y), mf.where(first, y, x)
+  local none = large:eq(0):logical_or(large:isinf())
   local ratio = (small / large:masked_fill(none, 1)):masked_fill(none, 0)
-  return large * (ratio:square() + 1):sqrt()
+  return large:abs() * (ratio:square() + 1):sqrt()
 end)
 -- log(exp(x) + exp(y)) without overflow.
 both('logaddexp', function(x, y)
-  local large = mf.maximum(x, y)
-  local gap = (x - y):abs():neg()
-  return large + gap:masked_fill(large:abs():eq(math.huge), -math.huge):exp():log1p()
+  local first = x:ge(y):logical_or(x:isnan())
+  local large, small = mf.where(first, x, y), mf.where(first, y, x)
+  return large + (small - large):masked_fill(large:isinf(), -math.huge):softplus()
 end)
 -- The larger of both; of a number and a NaN, the number.
 both('fmax', function(x, y) return mf.where(y:isnan(), x, mf.where(x:isnan(), y, mf.maximum(x, y))) end)
@@ -136,6 +137,15 @@ both('kthvalue', function(x, k, ...)
   return values:squeeze(o.dim), indices:squeeze(o.dim)
 end)
 
+-- The 0-d value of an element of x, with a gradient that goes to all elements equal to it, in equal parts.
+local function shared(x, value)
+  local v, finite = value:detach(), x:isfinite()
+  local equal = x:eq(v):logical_and(finite):to(x.dtype)
+  local known = x:masked_fill(finite:logical_not(), 0)
+  local zero = ((known - known:detach()) * (equal / equal:sum():clamp { min = 1 })):sum()
+  return mf.where(v:isfinite(), v + zero, value)
+end
+
 -- Values and indices of the lower median along dim; of all elements, the value alone. NaN where there is one.
 both('median', function(x, ...)
   local o = options.arguments('median', { 'dim', 'keepdim' }, { dim = options.number, keepdim = false }, ...)
@@ -155,7 +165,7 @@ both('median', function(x, ...)
   if x:dim() > 0 and (not o.dim or not o.keepdim) then
     values, indices = values:squeeze(dim), indices:squeeze(dim)
   end
-  if not o.dim then return values end
+  if not o.dim then return x.requires_grad and shared(x, values) or values end
   return values, indices
 end)
 
@@ -305,6 +315,7 @@ end)
 -- Differences of neighbours along dim, n times.
 both('diff', function(x, ...)
   local o = options.arguments('diff', { 'n', 'dim' }, { n = 1, dim = -1 }, ...)
+  if o.n == 0 then return x:clone() end
   for _ = 1, o.n do
     local size = x:size(o.dim)
     if size == 0 then break end

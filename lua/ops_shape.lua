@@ -183,7 +183,7 @@ function Tensor.repeat_interleave(x, repeats, o)
     shape[#shape + 1] = x:size(d)
     if d == dim then shape[#shape + 1] = repeats end
   end
-  return x:unsqueeze(dim + 1):expand(shape):flatten(dim, dim + 1)
+  return x:unsqueeze(dim + 1):expand(shape):clone({ memory_format = 'contiguous' }):flatten(dim, dim + 1)
 end
 
 mf.tile, mf.repeat_interleave = Tensor.tile, Tensor.repeat_interleave

@@ -88,6 +88,15 @@ describe('in-place writes', function()
     assert.are.same({ 3, 3 }, x.grad:tolist())
   end)
 
+  it('on a quotient leave its gradient possible', function()
+    local a, b = mf.tensor({ 1, -2 }, { requires_grad = true }), mf.tensor({ 2, 4 }, { requires_grad = true })
+    local c = a / b
+    c:relu_()
+    c:sum():backward()
+    assert.are.same({ 0.5, 0 }, a.grad:tolist())
+    assert.are.same({ -0.25, 0 }, b.grad:tolist())
+  end)
+
   it('under an expanded view have second gradients', function()
     local x = mf.tensor({ 1, 2 }, { requires_grad = true })
     local base = x * x

@@ -45,6 +45,99 @@ describe('as PyTorch:', function()
   end
 end)
 
+local function leaf(x) return mf.tensor(x, { dtype = mf.float32 }):requires_grad_() end
+
+describe('gradients at the seams', function()
+  -- what f(x, y) gives, its two first derivatives, and those of gx + 2 gy
+  local function slopes(f, x, y)
+    local a, b = leaf(x), leaf(y)
+    local z = f(a, b)
+    local g = mf.grad(z, { a, b }, { create_graph = true })
+    local h = mf.grad(g[1] + g[2] * 2, { a, b }, { allow_unused = true })
+    return { z:item(), g[1]:item(), g[2]:item(), h[1] and h[1]:item() or 0, h[2] and h[2]:item() or 0 }
+  end
+  local function same(want, got)
+    for k, w in ipairs(want) do assert.near(w, got[k], 2e-6 * (1 + math.abs(w)), k) end
+  end
+
+  it('of hypot and logaddexp, where the arguments or one and zero are equal', function()
+    same({ 2, 0, 1, 0.5, 0 }, slopes(mf.hypot, 0, 2))
+    same({ 2, -1, 0, 0, 1 }, slopes(mf.hypot, -2, 0))
+    same({ 1.4142135, 0.7071068, 0.7071068, -0.3535534, 0.3535534 }, slopes(mf.hypot, 1, 1))
+    same({ 1.4142135, 0.7071068, -0.7071068, 1.0606602, 1.0606602 }, slopes(mf.hypot, 1, -1))
+    same({ 5, 0.6, -0.8, 0.32, 0.24 }, slopes(mf.hypot, 3, -4))
+    same({ 0, 0, 0 }, slopes(mf.hypot, 0, 0))
+    same({ 1.6931472, 0.5, 0.5, -0.25, 0.25 }, slopes(mf.logaddexp, 1, 1))
+    same({ 2.1269281, 0.1192029, 0.8807970, -0.1049936, 0.1049936 }, slopes(mf.logaddexp, 0, 2))
+    same({ math.log(2), 0.5, 0.5, -0.25, 0.25 }, slopes(mf.logaddexp, 0, 0))
+    same({ 0, 1, 0, 0, 0 }, slopes(mf.logaddexp, 0, -math.huge))
+    assert.equal(math.huge, mf.hypot(mf.tensor(0 / 0), mf.tensor(-math.huge)):item())
+    local tiny = mf.logaddexp(mf.tensor(0), mf.tensor(-18)):item()
+    assert.near(math.exp(-18), tiny, 1e-14)
+  end)
+
+  it('of atan2 at the origin are zero', function()
+    local a, b = leaf { 0, 0, 0 }, leaf { 0, 1, -2 }
+    mf.atan2(a, b):sum():backward()
+    assert.same({ 0, 1, -0.5 }, a.grad:tolist())
+    assert.same({ 0, 0, 0 }, b.grad:abs():tolist())
+  end)
+
+  it('of the median of all elements go to all that equal it', function()
+    local function shares(...)
+      local x = leaf { ... }
+      local y = x:median()
+      y:backward()
+      return { y:item(), unpack(x.grad:tolist()) }
+    end
+    assert.same({ 1, 0.5, 0.5, 0 }, shares(1, 1, 2))
+    assert.same({ 2, 0.25, 0.25, 0.25, 0.25 }, shares(2, 2, 2, 2))
+    assert.same({ 2, 0, 1, 0, 0 }, shares(1, 2, 3, 4))
+    assert.same({ 3, 0, 0, 1 }, shares(-math.huge, math.huge, 3))
+    local x = leaf { { 1, 1 }, { 2, 2 } }
+    x:median(0):sum():backward()
+    assert.same({ { 1, 1 }, { 0, 0 } }, x.grad:tolist())
+  end)
+
+  it('of cosine_similarity are finite for a vector of zeros', function()
+    local a, b = leaf { { 0, 0 }, { 3, 4 } }, leaf { { 1, 2 } }
+    mf.cosine_similarity(a, b):sum():backward()
+    local g, h = a.grad:tolist(), b.grad:tolist()
+    assert.near(44721360, g[1][1], 10)
+    assert.near(89442720, g[1][2], 20)
+    assert.near(-0.0286217, g[2][1], 1e-6)
+    assert.near(0.0214663, g[2][2], 1e-6)
+    assert.near(0.0715542, h[1][1], 1e-6)
+    assert.near(-0.0357771, h[1][2], 1e-6)
+  end)
+end)
+
+describe('cosine_similarity', function()
+  it('broadcasts before it takes norms', function()
+    local a, b = mf.tensor { { 1, 2 }, { 3, 4 } }, mf.tensor { { 1, 1 } }
+    local y = mf.cosine_similarity(a, b, { dim = 0 })
+    assert.near(0.8944272, y[0]:item(), 1e-6)
+    assert.near(0.9486833, y[1]:item(), 1e-6)
+    assert.same({ 3, 4 }, { mf.cosine_similarity(mf.ones(2, 3, 4), mf.ones(3, 4), { dim = -3 }).shape[1],
+      mf.cosine_similarity(mf.ones(2, 3, 4), mf.ones(3, 4), { dim = -3 }).shape[2] })
+    assert.equal(mf.float32, mf.cosine_similarity(mf.ones(1, 2):half(), mf.ones(1, 2)).dtype)
+  end)
+end)
+
+describe('what changes nothing', function()
+  it('gives memory of its own', function()
+    local x = mf.tensor { 1, 2 }
+    local whole, one = mf.tensor({ 1, 2 }, { dtype = mf.int64 }), mf.ones(1, 3)
+    x:repeat_interleave(1):zero_()
+    x:diff(0):zero_()
+    whole:nan_to_num():zero_()
+    assert.same({ 1, 2 }, x:tolist())
+    assert.same({ 1, 2 }, whole:tolist())
+    assert.same({ { 2, 2, 2 }, { 2, 2, 2 } }, one:repeat_interleave(2, { dim = 0 }):add_(1):tolist())
+    assert.same({ { 1, 1, 1 } }, one:tolist())
+  end)
+end)
+
 describe('second names', function()
   it('are the same functions', function()
     for name, other in pairs { multiply = 'mul', subtract = 'sub', divide = 'div', negative = 'neg', absolute = 'abs',
