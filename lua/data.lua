@@ -35,6 +35,9 @@ local function check_dataset(name, dataset)
     options.describe(dataset))
 end
 
+-- What a dataset or sampler says of its length.
+local function length(name, of) return count(name, 'what len() returns', of:len()) end
+
 -- Tensors of one first size: entry i is row i of each.
 data.TensorDataset = Dataset:extend 'TensorDataset'
 function data.TensorDataset:init(...)
@@ -70,10 +73,14 @@ function data.Subset:init(dataset, indices)
   self.dataset, self.indices = check_dataset('Subset', dataset), indices
 end
 function data.Subset:len() return #self.indices end
-function data.Subset:get(i) return self.dataset:get(self.indices[i + 1]) end
+local function index_of(subset, i)
+  return subset.indices[i + 1]
+    or fail('Subset: index %s is out of range for %d entries', tostring(i), #subset.indices)
+end
+function data.Subset:get(i) return self.dataset:get(index_of(self, i)) end
 function data.Subset:gather(list)
   local mapped = {}
-  for k, i in ipairs(list) do mapped[k] = self.indices[i + 1] end
+  for k, i in ipairs(list) do mapped[k] = index_of(self, i) end
   return data.fetch(self.dataset, mapped)
 end
 
@@ -85,14 +92,15 @@ function data.ConcatDataset:init(datasets)
 end
 function data.ConcatDataset:len()
   local n = 0
-  for _, dataset in ipairs(self.datasets) do n = n + dataset:len() end
+  for _, dataset in ipairs(self.datasets) do n = n + length('ConcatDataset', dataset) end
   return n
 end
 function data.ConcatDataset:get(i)
   local at = i
   for _, dataset in ipairs(self.datasets) do
-    if at < dataset:len() then return dataset:get(at) end
-    at = at - dataset:len()
+    local n = length('ConcatDataset', dataset)
+    if at < n then return dataset:get(at) end
+    at = at - n
   end
   return fail('ConcatDataset: index %d is out of range for %d entries', i, self:len())
 end
@@ -119,7 +127,7 @@ end
 -- Splits a dataset at random into parts of the given lengths, or of fractions that sum to 1.
 function data.random_split(dataset, lengths, ...)
   local o = arguments('random_split', { 'generator' }, { generator = none }, ...)
-  local n, sum = check_dataset('random_split', dataset):len(), 0
+  local n, sum = length('random_split', check_dataset('random_split', dataset)), 0
   for _, l in ipairs(lengths) do sum = sum + l end
   if math.abs(sum - 1) < 1e-6 then lengths = lengths_of_fractions(lengths, n)
   elseif sum ~= n then
@@ -151,7 +159,7 @@ end
 -- The number of entries of a dataset, or the number given in its place.
 local function length_of(name, dataset)
   if type(dataset) == 'number' then return count(name, 'the number of entries', dataset) end
-  return check_dataset(name, dataset):len()
+  return length(name, check_dataset(name, dataset))
 end
 
 -- What samplers extend: init, iter and len.
@@ -242,7 +250,8 @@ function data.BatchSampler:init(sampler, batch_size, drop_last)
   self.batch_size = count('BatchSampler', 'batch_size', batch_size, 1)
 end
 function data.BatchSampler:len()
-  return (self.drop_last and math.floor or math.ceil)(self.sampler:len() / self.batch_size)
+  local n = length('BatchSampler', self.sampler)
+  return (self.drop_last and math.floor or math.ceil)(n / self.batch_size)
 end
 function data.BatchSampler:iter()
   local next_index = self.sampler:iter()
@@ -259,6 +268,16 @@ end
 
 -- -- Batches --------------------------------------------------------------------------------------
 
+-- What stands at a key of all entries.
+local function column(entries, key, path)
+  local list = {}
+  for k, entry in ipairs(entries) do
+    list[k] = entry[key]
+    if list[k] == nil then fail('collate: entry %d of the batch has no %s', k - 1, path) end
+  end
+  return list
+end
+
 -- The values at one place of all entries as one value: tensors are stacked; numbers and booleans
 -- become a tensor, whole numbers an int64 one; strings stay a table; tables go by field.
 local function stack(list, path)
@@ -273,32 +292,61 @@ local function stack(list, path)
     return mf.tensor(list, { dtype = whole and mf.int64 or mf.float32 })
   end
   if kind ~= 'table' then fail('collate: there is no batch of values like %s, a %s', path, kind) end
+  for k, entry in ipairs(list) do
+    if type(entry) ~= 'table' or #entry ~= #first then
+      local n = type(entry) == 'table' and ('a table of length %d'):format(#entry)
+      fail('collate: %s of entry %d is %s, of entry 0 a table of length %d', path, k - 1,
+        n or options.describe(entry), #first)
+    end
+  end
   local out = {}
   for key in pairs(first) do
-    local field = {}
-    for k, entry in ipairs(list) do field[k] = entry[key] end
-    out[key] = stack(field, path .. '.' .. tostring(key))
+    local name = path .. '.' .. tostring(key)
+    out[key] = stack(column(list, key, name), name)
   end
   return out
 end
 
 -- A list of entries, each a table of an entry's values, as the values of the batch.
 function data.default_collate(entries)
+  if #entries == 0 then fail 'collate: the batch has no entries' end
   local out = {}
+  for k, entry in ipairs(entries) do
+    if #entry ~= #entries[1] then
+      fail('collate: entry %d of the batch has %d values, entry 0 has %d', k - 1, #entry, #entries[1])
+    end
+  end
   for k = 1, #entries[1] do
-    local list = {}
-    for i, entry in ipairs(entries) do list[i] = entry[k] end
-    out[k] = stack(list, 'value ' .. k)
+    local name = 'value ' .. k
+    out[k] = stack(column(entries, k, name), name)
   end
   return unpack(out)
 end
 
--- The values of the batch of these indices; workers run it, too.
+-- The values of the batch of these indices.
 function data.fetch(dataset, indices, collate)
   if dataset.gather and not collate then return dataset:gather(indices) end
   local entries = {}
-  for k, i in ipairs(indices) do entries[k] = { dataset:get(i) } end
+  for k, i in ipairs(indices) do
+    entries[k] = { dataset:get(i) }
+    if entries[k][1] == nil and not collate then
+      fail('DataLoader: %s:get(%s) returned nothing', dataset._name or 'the dataset', tostring(i))
+    end
+  end
   return (collate or data.default_collate)(entries)
+end
+
+local function not_nil(indices, ...)
+  if (...) == nil then
+    fail('DataLoader: the batch that begins with index %s is nil, which would end the loop',
+      tostring(indices[1]))
+  end
+  return ...
+end
+
+-- The same for the loop over a loader, or for a worker's job, which has the same fields.
+function data.batch(loader, indices)
+  return not_nil(indices, data.fetch(loader.dataset, indices, loader.collate))
 end
 
 -- -- The loader -----------------------------------------------------------------------------------
@@ -333,7 +381,7 @@ function data.DataLoader(dataset, o)
 end
 
 -- The number of batches.
-function Loader:len() return self.batches:len() end
+function Loader:len() return length('DataLoader', self.batches) end
 
 -- A pass over the data: a function that returns the values of the next batch.
 function Loader:__call(...)
@@ -342,7 +390,7 @@ function Loader:__call(...)
   if self.num_workers > 0 then return require 'moonflow.worker'.iterate(self, next_batch) end
   return function()
     local indices = next_batch()
-    if indices then return data.fetch(self.dataset, indices, self.collate) end
+    if indices then return data.batch(self, indices) end
   end
 end
 

@@ -56,7 +56,7 @@ Function.__index = Function
 local function apply(class, ...)
   local n, args = select('#', ...), { ... }
   local ctx = setmetatable({ needs_input_grad = {}, _constants = {}, _places = {} }, Context)
-  ctx._name, ctx._class = class.name, class
+  ctx._name, ctx._class, ctx._n = class.name, class, n
   local inputs = {}
   for i = 1, n do
     if mf.is_tensor(args[i]) then
@@ -78,11 +78,27 @@ local function apply(class, ...)
   return unpack(outputs)
 end
 
+-- Refuses gradients that nothing could take.
+local function check_gradients(ctx, n, given)
+  local is_tensor = {}
+  for _, place in ipairs(ctx._places) do is_tensor[place] = true end
+  for i = 1, n do
+    if given[i] ~= nil and i > ctx._n then
+      error(('%s: backward returned %d gradients, forward had %d arguments'):format(ctx._name, n, ctx._n))
+    elseif given[i] ~= nil and not is_tensor[i] then
+      error(('%s: backward returned a gradient for argument %d, which is not a tensor'):format(ctx._name, i))
+    end
+  end
+end
+
+local function pack(...) return select('#', ...), { ... } end
+
 -- Called by the tape: the gradients of the inputs, in their order.
 local function run_backward(ctx, gradients, _, retain)
   local class, result = ctx._class, {}
   if not class.backward then error(class.name .. ': has no backward') end
-  local given = { class.backward(ctx, unpack(gradients, 1, gradients.n)) }
+  local n, given = pack(class.backward(ctx, unpack(gradients, 1, gradients.n)))
+  check_gradients(ctx, n, given)
   for k, place in ipairs(ctx._places) do
     local g = given[place]
     if g ~= nil and not mf.is_tensor(g) then

@@ -198,7 +198,23 @@ local function as_table(...) return { n = select('#', ...), values = { ... } } e
 
 local function make_batch(job, indices)
   local data = require 'moonflow.data'
-  return worker.pack(as_table(data.fetch(job.dataset, indices, job.collate)), 'the batch')
+  return worker.pack(as_table(data.batch(job, indices)), 'the batch')
+end
+
+-- What an error says, and where it was raised.
+local function text_of(err)
+  local meta = type(err) == 'table' and getmetatable(err)
+  if type(err) == 'table' and not (meta and meta.__tostring) then
+    local fields = {}
+    for key, value in pairs(err) do
+      fields[#fields + 1] = ('%s = %s'):format(tostring(key), options.describe(value))
+    end
+    table.sort(fields)
+    err = ('an error that is a table, { %s }'):format(table.concat(fields, ', '))
+  elseif err == nil then
+    err = 'an error that is nil'
+  end
+  return debug.traceback(tostring(err), 2)
 end
 
 -- What a worker thread runs: the first message says how it is to be set up, the second is the job,
@@ -213,7 +229,7 @@ function worker.serve(link)
   while true do
     local text, tensors = link:receive()
     if not text then return end
-    local ok, bytes, list = xpcall(answer, debug.traceback, text, tensors)
+    local ok, bytes, list = xpcall(answer, text_of, text, tensors)
     if not ok then bytes, list = worker.pack { error = tostring(bytes) } end
     if bytes and not link:send(bytes, list) then return end
   end

@@ -63,6 +63,8 @@ describe('datasets', function()
   it('are parts of others, and joined', function()
     local s = data.Subset(Tens(9), { 8, 0, 3 })
     assert.same({ 3, 80, 30 }, { s:len(), s:get(0), s:get(2) })
+    fails('Subset: index 3 is out of range for 3 entries', s.get, s, 3)
+    fails('Subset: index 3 is out of range', s.gather, s, { 0, 3, 1 })
     local c = data.ConcatDataset { Tens(2), data.Subset(Tens(9), { 7 }), Tens(1) }
     assert.equal(4, c:len())
     assert.same({ 0, 10, 70, 0 }, { c:get(0), c:get(1), c:get(2), c:get(3) })
@@ -167,6 +169,16 @@ describe('default_collate', function()
     assert.same({ 1, 2 }, t.list[1]:tolist())
     assert.same({ 'x', 'y' }, t.list[2])
     fails('collate: there is no batch of values like value 1, a function', data.default_collate, { { print } })
+  end)
+
+  it('leaves nothing out where entries differ', function()
+    local collate = data.default_collate
+    fails('collate: entry 1 of the batch has 1 values, entry 0 has 2', collate, { { 1, 2 }, { 3 } })
+    fails('collate: entry 1 of the batch has no value 1.b', collate, { { { a = 1, b = 2 } }, { { a = 1 } } })
+    fails('collate: value 1 of entry 1 is a table of length 1, of entry 0 a table of length 2', collate,
+      { { { 1, 2 } }, { { 3 } } })
+    fails('collate: value 1 of entry 1 is 3, of entry 0 a table of length 1', collate, { { { 1 } }, { 3 } })
+    fails('collate: the batch has no entries', collate, {})
   end)
 end)
 
@@ -305,6 +317,34 @@ for _, workers in ipairs { 0, 1, 3 } do
       end)
     end)
 
+    it('does not take an entry that is missing for the end', function()
+      local Gap = data.Dataset:extend 'Gap'
+      function Gap:len() return 6 end
+      function Gap:get(i) if i ~= 2 then return i end end
+      for _, size in ipairs { 1, 4 } do
+        fails('Gap:get(2) returned nothing', function() all(loader(Gap(), { batch_size = size })()) end)
+      end
+      fails('the batch that begins with index 3 is nil', function()
+        all(loader(Tens(6), { batch_size = 3, collate_fn = function(entries)
+          if entries[1][1] == 0 then return 1 end
+        end })())
+      end)
+      local l = loader(Gap(), { batch_size = 4, collate_fn = function(entries) -- which may choose
+        local kept = {}
+        for _, e in ipairs(entries) do kept[#kept + 1] = e[1] end
+        return mf.tensor(kept)
+      end })
+      assert.same({ { 0, 1, 3 }, { 4, 5 } }, all(l()))
+    end)
+
+    it('says what is wrong with a length', function()
+      local D = data.Dataset:extend 'D'
+      function D:len() return 'six' end
+      fails("what len() returns must be a whole number of at least 0, is 'six'", function() all(loader(D())()) end)
+      fails("RandomSampler: what len() returns must be a whole number of at least 0, is 'six'", loader, D(),
+        { shuffle = true })
+    end)
+
     it('gives the end once, and again', function()
       local next_batch = loader(Tens(2), { batch_size = 2 })()
       assert.truthy(next_batch())
@@ -333,6 +373,21 @@ describe('workers', function()
         seen[x[1]] = true
       end
     end
+  end)
+
+  it('tell of errors that are no strings', function()
+    local value
+    local D = data.Dataset:extend 'D'
+    function D:len() return 1 end
+    function D:get() error(value) end
+    local function raises(v, text)
+      value = v
+      local err = fails(text, function() all(data.DataLoader(D(), { num_workers = 1 })()) end)
+      assert(err:find('data_spec.lua', 1, true), err)
+    end
+    raises({ code = 3, what = 'no' }, "worker 0: an error that is a table, { code = 3, what = 'no' }")
+    raises(nil, 'worker 0: an error that is nil')
+    raises(setmetatable({}, { __tostring = function() return 'I am' end }), 'worker 0: I am')
   end)
 
   it('share the memory of tensors, and take upvalues along', function()

@@ -138,6 +138,13 @@ describe('mf.Function', function()
     function Bad.backward() return mf.ones(3) end
     refused(function() Bad(x):sum():backward() end,
       'the gradient of input 1 of a function has shape (3,), the input has (2,)')
+    function Bad.backward(_, g) return g, nil, nil end
+    Bad(x):sum():backward()
+    function Bad.backward(_, g) return g, nil, g end
+    refused(function() Bad(x):sum():backward() end, 'Bad: backward returned 3 gradients, forward had 1 arguments')
+    function Bad.backward(_, g) return g, g end
+    refused(function() Bad(x, 'text'):sum():backward() end,
+      'Bad: backward returned a gradient for argument 2, which is not a tensor')
     function Bad.backward() error 'boom' end
     refused(function() Bad(x):sum():backward() end, 'boom')
     refused(function() mf.Function:extend 'None'(x) end, 'None: has no forward')
