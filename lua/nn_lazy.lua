@@ -17,7 +17,7 @@ local function lazy(name, class, field, size, from_weight, some)
     rawset(self, '_arguments', arguments)
     rawset(self, field, 0)
     for _, key in ipairs(self._keys) do
-      local t = rawget(self, key)
+      local t = self[key]
       if mf.is_tensor(t) then t.data = mf.empty({ 0 }, { dtype = t.dtype }) end
     end
   end
@@ -26,7 +26,7 @@ local function lazy(name, class, field, size, from_weight, some)
   function Lazy:materialize(n)
     local full = class(n, unpack(self._arguments, 1, self._arguments.n))
     for _, key in ipairs(full._keys) do
-      local have, value = rawget(self, key), rawget(full, key)
+      local have, value = self[key], full[key]
       if mf.is_tensor(value) then
         have.data = value:detach():to { dtype = value:is_floating_point() and have.dtype or nil,
           device = have.device }

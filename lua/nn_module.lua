@@ -2,7 +2,9 @@
 -- makes a layer. Parameters, state dicts, containers.
 --
 -- A module keeps its fields as they are assigned, and remembers the order in which names were first
--- assigned: parameters, buffers and submodules are listed in that order.
+-- assigned: parameters, buffers and submodules are listed in that order. These are its members, kept
+-- apart from other fields, so that each assignment to one is seen: what would take a member off the
+-- lists unnoticed is refused.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local fail, describe_value, none = options.fail, options.describe, options.none
@@ -32,22 +34,54 @@ nn.Module = Module
 local function is_module(v) return type(v) == 'table' and rawget(v, '_keys') ~= nil end
 nn.is_module = is_module
 
+local function is_buffer(self, key, value) return rawget(self, '_buffers')[key] ~= nil and mf.is_tensor(value) end
+
+-- Refuses to put in the place of a member, which is listed, what would not be.
+local function check_member(self, key, member, value)
+  local kind, hint = 'buffer', 'assign a tensor'
+  if parameters[member] then kind, hint = 'parameter', 'assign nn.Parameter(t), or use :copy_(t) inside mf.no_grad'
+  elseif is_module(member) then kind, hint = 'module', 'assign a module'
+  end
+  if parameters[value] or kind ~= 'parameter' and is_module(value) then return end
+  if kind == 'buffer' and mf.is_tensor(value) then return end
+  local what = mf.is_tensor(value) and 'a plain tensor' or is_module(value) and 'a module' or describe_value(value)
+  fail('%s: %s is a %s and cannot become %s; %s; nil removes it', self._name, tostring(key), kind, what, hint)
+end
+
+-- Every assignment but to plain fields that are there.
 local function record(self, key, value)
-  local keys = rawget(self, '_keys')
-  keys[#keys + 1] = key
-  rawset(self, key, value)
+  local members = rawget(self, '_members')
+  local listed = parameters[value] or is_module(value)
+  if members[key] == nil then
+    local keys = rawget(self, '_keys')
+    keys[#keys + 1] = key
+    if not listed and not is_buffer(self, key, value) then return rawset(self, key, value) end
+  elseif value ~= nil then
+    check_member(self, key, members[key], value)
+  end
+  if listed then rawget(self, '_buffers')[key] = nil end
+  members[key] = value
+end
+
+local function index_of(class)
+  return function(self, key)
+    local member = rawget(self, '_members')[key]
+    if member == nil then return class[key] end
+    return member
+  end
 end
 
 local noted = mf._trace
 
 local function call(self, ...)
   if noted.modes then noted.modes[self] = self.training end
-  if self._forward_pre_hooks then
-    for _, hook in ipairs(self._forward_pre_hooks) do hook(self, ...) end
+  local before, after = rawget(self, '_forward_pre_hooks'), rawget(self, '_forward_hooks')
+  if before then
+    for _, hook in ipairs(before) do hook(self, ...) end
   end
-  if not self._forward_hooks then return self:forward(...) end
+  if not after then return self:forward(...) end
   local function run(...)
-    for _, hook in ipairs(self._forward_hooks) do hook(self, ...) end
+    for _, hook in ipairs(after) do hook(self, ...) end
     return ...
   end
   return run(self:forward(...))
@@ -65,10 +99,7 @@ local function describe(self)
 end
 
 local function construct(class, ...)
-  local self = setmetatable({}, class._meta)
-  rawset(self, '_keys', {})
-  rawset(self, '_buffers', {})
-  rawset(self, 'training', true)
+  local self = setmetatable({ _keys = {}, _members = {}, _buffers = {}, training = true }, class._meta)
   self:init(...)
   return self
 end
@@ -80,11 +111,11 @@ function Module:extend(name)
     __call = construct,
     __tostring = function() return 'class ' .. name end,
   })
-  class._meta = { __index = class, __newindex = record, __call = call, __tostring = describe }
+  class._meta = { __index = index_of(class), __newindex = record, __call = call, __tostring = describe }
   return class
 end
 setmetatable(Module, { __call = construct })
-Module._meta = { __index = Module, __newindex = record, __call = call, __tostring = describe }
+Module._meta = { __index = index_of(Module), __newindex = record, __call = call, __tostring = describe }
 
 function Module:init() end
 
@@ -100,7 +131,8 @@ local function fields(self)
       i = i + 1
       local key = keys[i]
       if key == nil then return nil end
-      local value = rawget(self, key)
+      local value = self._members[key]
+      if value == nil then value = rawget(self, key) end
       if value ~= nil and not seen[key] then
         seen[key] = true
         return key, value
@@ -404,14 +436,15 @@ local function get(self, i)
   if type(i) ~= 'number' or i < -self.n or i >= self.n or i % 1 ~= 0 then
     fail('%s: index %s is out of range; it has %d entries', self._name, describe_value(i), self.n)
   end
-  return rawget(self, tostring(i < 0 and i + self.n or i))
+  return rawget(self, '_members')[tostring(i < 0 and i + self.n or i)]
 end
 
 -- Containers find seq[0] by number as well.
 local function index_by_number(class)
+  local index = class._meta.__index
   class._meta.__index = function(self, key)
     if type(key) == 'number' then return get(self, key) end
-    return class[key]
+    return index(self, key)
   end
 end
 
@@ -419,7 +452,8 @@ function nn.Sequential:append(module) return append(self, module) end
 function nn.Sequential:len() return self.n end
 function nn.Sequential:get(i) return get(self, i) end
 function nn.Sequential:forward(x)
-  for i = 0, self.n - 1 do x = rawget(self, tostring(i))(x) end
+  local members = rawget(self, '_members')
+  for i = 0, self.n - 1 do x = members[tostring(i)](x) end
   return x
 end
 index_by_number(nn.Sequential)
@@ -438,7 +472,7 @@ function nn.ModuleList:iter()
   local i = -1
   return function()
     i = i + 1
-    if i < self.n then return i, rawget(self, tostring(i)) end
+    if i < self.n then return i, get(self, i) end
   end
 end
 index_by_number(nn.ModuleList)
@@ -455,7 +489,7 @@ function nn.ModuleDict:set(name, module)
   end
   self[name] = module
 end
-function nn.ModuleDict:get(name) return rawget(self, name) end
+function nn.ModuleDict:get(name) return rawget(self, '_members')[name] end
 
 -- A list of parameters.
 nn.ParameterList = Module:extend 'ParameterList'

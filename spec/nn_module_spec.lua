@@ -36,6 +36,38 @@ describe('nn.Module', function()
     assert.truthy(net:state_dict()['1.weight'])
   end)
 
+  it('refuses what would take a parameter, module or buffer off its lists unnoticed', function()
+    local function refused(module, key, value, text)
+      local was = module[key]
+      local ok, err = pcall(function() module[key] = value end)
+      assert.is_false(ok)
+      assert(tostring(err):find(text, 1, true), err)
+      assert.equal(was, module[key])
+    end
+    local l, net = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    refused(l, 'weight', mf.ones(2, 2):requires_grad_(),
+      'Linear: weight is a parameter and cannot become a plain tensor')
+    refused(l, 'bias', 5, 'Linear: bias is a parameter and cannot become 5')
+    refused(l, 'bias', nn.ReLU(), 'Linear: bias is a parameter and cannot become a module')
+    refused(net, '0', mf.ones(2), 'Sequential: 0 is a module and cannot become a plain tensor')
+    refused(net[1], 'running_mean', 5, 'BatchNorm1d: running_mean is a buffer and cannot become 5')
+    local p = nn.Parameter(mf.zeros(2, 2))
+    l.weight = p
+    assert.equal(p, l:parameters()[1])
+    l.bias = nil
+    assert.equal(1, #l:parameters())
+    l.bias = mf.ones(2) -- a plain field now
+    assert.same({ { 1, 1 } }, l(mf.ones(1, 2)):tolist())
+    assert.equal(1, #l:parameters())
+    net['0'] = nn.Linear(2, 3)
+    assert.equal(3, net[0].out_features)
+    net[1].running_mean = mf.ones(2)
+    assert.same({ 1, 1 }, net:state_dict()['1.running_mean']:tolist())
+    net[1].running_mean = nn.Parameter(mf.ones(2))
+    assert.equal(5, #net:parameters())
+    assert.equal(2, #net:buffers())
+  end)
+
   it('prints as PyTorch does', function()
     assert.equal([[Net(
   (zeta): Linear(in_features=2, out_features=3, bias=True)
