@@ -40,6 +40,11 @@ static void errors_are_values(void) {
   CHECK(mf_call(state, "no.such", 0, NULL, 0, NULL) && strstr(mf_last_error(), "no.such"), "%s",
         mf_last_error());
   CHECK(mf_call(state, "print", -1, NULL, 0, NULL) == MF_STATUS_INVALID, "a negative count");
+  CHECK(mf_call(state, "", 0, NULL, 0, NULL) == MF_STATUS_INVALID &&
+            strstr(mf_last_error(), "the name of the function is empty"),
+        "%s", mf_last_error());
+  CHECK(mf_dostring(state, NULL, "c") == MF_STATUS_INVALID, "no text");
+  CHECK(mf_dofile(state, NULL) == MF_STATUS_INVALID, "no path");
   mf_context *none = NULL;
   mf_state *nothing;
   CHECK(mf_state_create(none, NULL, &nothing) == MF_STATUS_INVALID, "no context");
@@ -70,6 +75,27 @@ static void values_cross(void) {
             mf_call(state, "t", 0, NULL, 1, out) == MF_STATUS_LUA &&
             strstr(mf_last_error(), "table"),
         "%s", mf_last_error());
+}
+
+static void values_are_checked(void) {
+  mf_value in[8] = {{.kind = MF_NIL}}, out = {.kind = MF_STRING};
+  CHECK(!mf_dostring(state, "function n(...) return select('#', ...) end", "c"), "%s",
+        mf_last_error());
+  for (int n = 1; n <= 8; n += 7) {
+    for (int i = 0; i < n; i++) in[i] = (mf_value){.kind = (mf_kind)77};
+    CHECK(mf_call(state, "n", n, in, 1, &out) == MF_STATUS_INVALID && out.kind == MF_NIL &&
+              strstr(mf_last_error(), "in[0] has the kind 77"),
+          "%s", mf_last_error());
+  }
+  in[0] = (mf_value){.kind = MF_NIL};
+  in[1] = (mf_value){.kind = MF_TENSOR};
+  CHECK(mf_call(state, "n", 2, in, 1, &out) == MF_STATUS_INVALID &&
+            strstr(mf_last_error(), "in[1] is a tensor that is NULL"),
+        "%s", mf_last_error());
+  in[1] = (mf_value){.kind = MF_STRING, .as.string = {NULL, 1}};
+  CHECK(mf_call(state, "n", 2, in, 1, &out) == MF_STATUS_INVALID, "a string that is NULL");
+  in[1] = (mf_value){.kind = MF_STRING};
+  CHECK(!mf_call(state, "n", 2, in, 1, &out) && out.as.number == 2, "%s", mf_last_error());
 }
 
 static void tensors_cross(void) {
@@ -270,6 +296,7 @@ int main(void) {
   RUN(versions_and_names);
   RUN(errors_are_values);
   RUN(values_cross);
+  RUN(values_are_checked);
   RUN(tensors_cross);
   RUN(tensors_are_checked);
   RUN(memory_is_lent);

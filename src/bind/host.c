@@ -154,6 +154,8 @@ lua_State *mf_state_lua(mf_state *s) {
 /* -- Chunks ------------------------------------------------------------------------------------ */
 
 mf_status mf_dostring(mf_state *s, const char *text, const char *name) {
+  if (!s || !text)
+    return (mf_status)err_set(MF_EINVAL, "mf_dostring: state and text must not be NULL");
   int top = lua_gettop(s->L);
   char chunk[256];
   snprintf(chunk, sizeof chunk, "=%s", name ? name : "?");
@@ -165,6 +167,8 @@ mf_status mf_dostring(mf_state *s, const char *text, const char *name) {
 }
 
 mf_status mf_dofile(mf_state *s, const char *path) {
+  if (!s || !path)
+    return (mf_status)err_set(MF_EINVAL, "mf_dofile: state and path must not be NULL");
   int status = luaL_loadfile(s->L, path);
   if (!status) status = host_pcall(s->L, 0, 0);
   return take_error(s->L, status);
@@ -257,12 +261,28 @@ static int call(lua_State *L) {
   return 0;
 }
 
+/* Whether argument i can be pushed. */
+static int check_value(const mf_value *v, int i) {
+  if ((int)v->kind < MF_NIL || v->kind > MF_TENSOR)
+    return err_set(MF_EINVAL, "mf_call: in[%d] has the kind %d, which there is not", i,
+                   (int)v->kind);
+  if ((v->kind == MF_TENSOR && !v->as.tensor) ||
+      (v->kind == MF_STRING && !v->as.string.text && v->as.string.size))
+    return err_set(MF_EINVAL, "mf_call: in[%d] is a %s that is NULL", i,
+                   v->kind == MF_TENSOR ? "tensor" : "string");
+  return 0;
+}
+
 mf_status mf_call(mf_state *s, const char *function, int n_in, const mf_value *in, int n_out,
                   mf_value *out) {
   if (!s || !function || n_in < 0 || n_out < 0 || (n_in && !in) || (n_out && !out))
     return (mf_status)err_set(MF_EINVAL, "mf_call: a NULL or negative argument");
-  Call c = {function, n_in, n_out, in, out};
   for (int i = 0; i < n_out; i++) out[i] = (mf_value){.kind = MF_NIL};
+  if (!*function)
+    return (mf_status)err_set(MF_EINVAL, "mf_call: the name of the function is empty");
+  for (int i = 0, code; i < n_in; i++)
+    if ((code = check_value(&in[i], i))) return (mf_status)code;
+  Call c = {function, n_in, n_out, in, out};
   if (!lua_checkstack(s->L, 3)) return (mf_status)err_set(MF_ENOMEM, "mf_call: out of memory");
   lua_pushcfunction(s->L, call);
   lua_pushlightuserdata(s->L, &c);
