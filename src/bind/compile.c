@@ -300,6 +300,13 @@ static int form(lua_State *L) {
   for (int k = 1; k <= lua_gettop(L); k++) {
     Tensor *t = bind_to_tensor(S, L, k);
     int type = lua_type(L, k);
+    if (t && S->E->grad_enabled && tensor_requires_grad(t)) {
+      str_free(&s);
+      return bind_error(L,
+                        "compile: argument %d requires a gradient, and none leaves a compiled step "
+                        "but into what it captures; pass it detached",
+                        k);
+    }
     if (t && t->storage) add_form(&s, t);
     else if (type == LUA_TNUMBER) str_printf(&s, "%.17g;", lua_tonumber(L, k));
     else if (type == LUA_TBOOLEAN) str_puts(&s, lua_toboolean(L, k) ? "true;" : "false;");

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "mem.h"
+#include "op_ids.h"
 #include "pass.h"
 #include "runtime.h"
 #include "tape.h"
@@ -30,6 +31,8 @@ struct Job {
   Leaf *leaves;
   size_t n_leaves;
   const double **cells;
+  int *written; /* arguments that it writes; their contents are the last results */
+  int n_written;
   uint64_t streams; /* how many stream numbers one run takes */
 };
 
@@ -62,7 +65,10 @@ static int take_captures(Job *j) {
   if (!j->captures || !j->cells) return err_set(MF_ENOMEM, "out of memory");
   for (size_t i = 0; i < t->cells.n; i++) j->cells[i] = t->cells.at[i];
   j->leaves = mem_zalloc(sizeof *j->leaves * (t->leaves.n + 1));
-  if (!j->leaves) return err_set(MF_ENOMEM, "out of memory");
+  j->written = mem_alloc(sizeof *j->written * (t->written.n + 1));
+  for (size_t i = 0; j->written && i < t->written.n; i++)
+    j->written[j->n_written++] = t->written.at[i];
+  if (!j->leaves || !j->written) return err_set(MF_ENOMEM, "out of memory");
   for (size_t i = 0; i < t->leaves.n; i++) {
     const TraceLeaf *l = &t->leaves.at[i];
     Tensor *grad = l->reads_grad ? tensor_retain(l->grad) : NULL;
@@ -100,7 +106,7 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s) {
 }
 
 int job_n_results(const Job *j) {
-  return (int)j->plan->results.n;
+  return (int)j->plan->results.n - j->n_written;
 }
 
 bool job_fits(const Job *j) {
@@ -127,12 +133,33 @@ static int bind_captures(Job *j) {
   return 0;
 }
 
+static bool is_written_input(const Job *j, int k) {
+  for (int i = 0; i < j->n_written; i++)
+    if (j->written[i] == k) return true;
+  return false;
+}
+
+/* The step knows nothing of one memory under two names: harmless as long as none is written. */
+static int check_shared(const Job *j, int n_in, Tensor *const *in, int k) {
+  bool written = is_written_input(j, k), shared = false;
+  const Storage *s = in[k]->storage;
+  for (size_t i = 0; i < j->plan->captures.n; i++)
+    shared |= s == j->captures[i].storage && (written || j->captures[i].written);
+  for (int i = 0; i < n_in && written; i++) shared |= i != k && s == in[i]->storage;
+  if (!shared) return 0;
+  return err_set(MF_EINVAL,
+                 "argument %d shares memory with another tensor that the compiled step uses, and "
+                 "the step writes it; pass a clone",
+                 k + 1);
+}
+
 static int bind_inputs(Job *j, int n_in, Tensor *const *in) {
   if ((size_t)n_in != j->plan->inputs.n)
     return err_set(MF_EINVAL, "the compiled step takes %d tensors, got %d", (int)j->plan->inputs.n,
                    n_in);
   for (int k = 0; k < n_in; k++) {
     int rc = tensor_check_data(in[k], "argument");
+    if (!rc) rc = check_shared(j, n_in, in, k);
     if (rc) return rc;
     runtime_bind(j->runtime, PLAN_INPUT, k, tensor_data(in[k]));
   }
@@ -172,9 +199,20 @@ static void release_all(size_t n, Tensor **out) {
   }
 }
 
-int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
-  size_t n = j->plan->results.n;
-  memset(out, 0, sizeof *out * n);
+/* What the step left in arguments goes there; takes the counts of `out`. */
+static int write_inputs(Job *j, Tensor *const *in, Tensor **out, int rc) {
+  bool enabled = j->E->grad_enabled;
+  j->E->grad_enabled = false;
+  for (int i = 0; i < j->n_written; i++) {
+    Tensor *pair[2] = {in[j->written[i]], out[i]};
+    if (!rc) rc = eager_op_into(j->E, OP_copy_, 2, pair, NULL);
+    tensor_release(out[i]);
+  }
+  j->E->grad_enabled = enabled;
+  return rc;
+}
+
+static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   int rc = bind_captures(j);
   if (!rc) rc = bind_inputs(j, n_in, in);
   if (!rc) rc = make_results(j, out);
@@ -184,7 +222,17 @@ int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   g->next += j->streams;
   for (size_t k = 0; k < j->plan->captures.n; k++)
     if (j->captures[k].written) storage_touch(j->captures[k].storage);
-  if (rc) release_all(n, out);
+  return rc;
+}
+
+int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
+  size_t n = j->plan->results.n, own = n - (size_t)j->n_written;
+  Tensor **all = mem_zalloc(sizeof *all * (n + 1));
+  if (!all) return err_set(MF_ENOMEM, "out of memory");
+  int rc = write_inputs(j, in, all + own, run(j, n_in, in, all));
+  if (rc) release_all(own, all);
+  memcpy(out, all, sizeof *all * own);
+  mem_free(all);
   return rc;
 }
 
@@ -209,6 +257,7 @@ void job_destroy(Job *j) {
   }
   mem_free(j->leaves);
   mem_free(j->captures);
+  mem_free(j->written);
   mem_free(j->cells);
   runtime_destroy(j->runtime);
   plan_destroy(j->plan);

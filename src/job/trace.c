@@ -396,7 +396,7 @@ Trace *trace_begin(Eager *E, const char *name) {
 typedef struct NewInput {
   Trace *t;
   Tensor *x;
-  Meta root;
+  Meta memory;
 } NewInput;
 
 static void add_input(void *ud) {
@@ -404,18 +404,23 @@ static void add_input(void *ud) {
   char name[32];
   int k = 0;
   for (GraphNode *n = a->t->graph->first; n; n = n->next) k += n->kind == GRAPH_INPUT;
-  TraceStorage *ts = add_port(a->t, GRAPH_INPUT, a->x->storage, &a->root);
+  TraceStorage *ts = add_port(a->t, GRAPH_INPUT, a->x->storage, &a->memory);
+  ts->root = a->x->m;
   snprintf(name, sizeof name, "x%d", k);
   ts->current->node->name = arena_text(&a->t->graph->arena, name);
+  ts->input = k + 1;
 }
 
+/* Within the step nothing lies between its elements. */
 Tensor *trace_input(Trace *t, const Tensor *like) {
   Tensor *x = tensor_new(t->E);
   if (!x) return NULL;
   x->m = like->m;
   x->m.offset = 0;
-  tensor_open_traced(x);
   NewInput a = {t, x, x->m};
+  if (!shape_is_dense(x->m.ndim, x->m.shape, x->m.stride))
+    shape_contiguous(x->m.ndim, x->m.shape, x->m.stride);
+  tensor_open_traced(x);
   if (!arena_protect(&t->graph->arena, add_input, &a)) return x;
   tensor_release(x);
   return NULL;
@@ -436,6 +441,10 @@ static void finish(void *ud) {
     *list_add(&g->arena, &g->results) = value_of(t, e->results[k], NULL);
   for (size_t i = 0; i < t->storages.n; i++) {
     TraceStorage *ts = t->storages.at[i];
+    if (ts->input && ts->writes) {
+      *list_add(&g->arena, &t->written) = ts->input - 1;
+      *list_add(&g->arena, &g->results) = ts->current;
+    }
     if (!ts->capture || !ts->writes) continue;
     GraphNode *n = graph_add(g, GRAPH_WRITE, 1, 0);
     n->in[0] = ts->current;

@@ -22,6 +22,7 @@ typedef struct TraceStorage {
   GraphValue *current;
   GraphNode *capture; /* NULL: made by the step, an argument or a number */
   Tensor *first;      /* of a capture: the tensor that led to it, counted */
+  int input;          /* of an argument: its place, from 1; else 0 */
   unsigned writes;
   LIST(TraceView) views;
 } TraceStorage;
@@ -44,8 +45,11 @@ typedef struct Trace {
   Map leaf_place; /* Tensor * -> index in leaves */
   LIST(TraceLeaf) leaves;
   LIST(const double *) cells; /* by cell number */
-  uint64_t stream;            /* the default generator's next stream at the start */
-  EagerCall *call;            /* which is recorded now */
+  LIST(int)
+  written;         /* arguments that the step writes: what is left in them are results
+                      behind the function's own */
+  uint64_t stream; /* the default generator's next stream at the start */
+  EagerCall *call; /* which is recorded now */
 } Trace;
 
 /* Begins: E records into a new graph. NULL with the error set. */
