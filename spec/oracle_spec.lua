@@ -3,6 +3,7 @@
 -- does not tell them, and spec/oracle/exempt.lua for what it is excused from.
 local mf = require 'moonflow'
 local Cases = require 'spec.oracle.cases'
+local Compiled = require 'spec.oracle.compiled'
 local Gradient = require 'spec.oracle.gradient'
 local Layout = require 'spec.oracle.layout'
 local Run = require 'spec.oracle.run'
@@ -110,6 +111,41 @@ each('without elements', function(op, outputs) Layout.check_empty(op, maker(op, 
   function(op) return not exempt.no_empty[op.name] end)
 each('0-d', function(op) Layout.check_0d(op, maker(op)) end, function(op) return op.pointwise end)
 each('threads', function(op) Layout.check_threads(op, maker(op, { L = 3001 })) end, is_defined)
+
+local function is_planned(op) return is_defined(op) and not op.flags.data end
+
+local function check_compiled(op, list, outputs, memory)
+  local slopes = 0
+  local slope = has_gradient(op) and not exempt.no_graph_gradient[op.name]
+  for _, args in ipairs(list) do
+    Compiled.check_forward(op, args, memory)
+    if slope then slopes = slopes + Compiled.check_backward(op, args, outputs, memory) end
+  end
+  assert(slopes > 0 or not slope, 'no case has a gradient')
+end
+each('compiled', function(op, outputs) check_compiled(op, Cases.list(op), outputs) end, is_planned)
+each('compiled in float32', function(op, outputs)
+  local list = Cases.list(op)
+  for k, args in ipairs(list) do list[k] = Layout.with_dtype(op, args, mf.float32) end
+  check_compiled(op, list, outputs)
+end, is_planned)
+for _, mode in ipairs { 'reversed', 'spaced', 'channels_last' } do
+  each('compiled in ' .. mode .. ' memory', function(op, outputs)
+    check_compiled(op, Cases.list(op), outputs, Layout.memories[mode])
+  end, function(op) return is_planned(op) and not exempt.needs_memory[op.name] end)
+end
+each('compiled without elements', function(op)
+  for _, args in ipairs(Cases.list(op, { B = 0 })) do Compiled.check_forward(op, args) end
+end, function(op) return is_planned(op) and not exempt.no_empty[op.name] end)
+each('refused by the compiler', function(op)
+  assert(exempt.no_graph[op.name], 'has the flag OP_DATA and is not listed in exempt.no_graph')
+  local ok, text = pcall(Compiled.check_forward, op, Cases.list(op)[1])
+  assert(not ok and tostring(text):find('depends on data', 1, true), text)
+end, function(op) return op.flags.data end)
+each('gradient refused by the compiler', function(op, outputs)
+  local ok, text = pcall(Compiled.check_backward, op, Cases.list(op)[1], outputs)
+  assert(not ok and tostring(text):find('depends on data', 1, true), text)
+end, function(op) return exempt.no_graph_gradient[op.name] end)
 
 for _, n in ipairs { 2, 3 } do
   each(('split over %d and over %d times %d'):format(n, n, n), function(op)

@@ -3,6 +3,8 @@ local index = 'needs the global index: what an element gets depends on where it 
 local draws = index .. ', by which random numbers are drawn'
 local memory = 'is about memory: strides of the whole mean nothing in a part'
 local data = 'the shape depends on data, which differs from part to part'
+local size = 'the shape depends on data, and all memory is planned before there is any'
+local selects = 'its gradient selects elements, and how many depends on data'
 local step = 'an optimiser step is not recorded'
 
 return {
@@ -65,6 +67,12 @@ return {
     huber_loss = 'the mean of nothing is NaN', bce_loss = 'the mean of nothing is NaN',
     bce_logits_loss = 'the mean of nothing is NaN', kl_loss = 'the mean of nothing is NaN',
   },
+  -- Not in a compiled step.
+  no_graph = {
+    masked_select = size, nonzero = size, merge_ids = size,
+  },
+  -- The same of the gradient alone.
+  no_graph_gradient = { masked_scatter = selects, masked_select_backward = selects },
   -- No 16-bit floats.
   no_half = {},
 }

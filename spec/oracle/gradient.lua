@@ -64,6 +64,9 @@ local function loss_of(op, args, weights, exempt)
   return loss
 end
 
+-- The loss on these arguments; nil where no result counts.
+function Gradient.loss(op, args, exempt) return loss_of(op, args, {}, exempt) end
+
 -- The leaves to differentiate by: fresh copies of the served inputs.
 local function leaves_of(op, args)
   local leaves, slots = {}, Gradient.slots(op, args)

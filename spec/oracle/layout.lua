@@ -47,7 +47,9 @@ end
 
 local function channels_last(t) return t.ndim == 4 and t:clone { memory_format = 'channels_last' } or t end
 
+-- By name, a function that gives a tensor's values in other memory.
 local memories = { reversed = reversed, spaced = spaced, channels_last = channels_last }
+Layout.memories = memories
 
 -- mode: a key of `memories`. Written tensors are made anew for each run, so that they keep the layout.
 function Layout.check_memory(op, make, mode)
@@ -87,7 +89,7 @@ local function to_dtype(dtype)
   return function(t) return t:is_floating_point() and t:to(dtype) or t end
 end
 
-local function with_dtype(op, args, dtype)
+function Layout.with_dtype(op, args, dtype)
   local new = Run.map(op, args, to_dtype(dtype))
   for _, p in ipairs(op.params) do
     if p.kind == 'dtype' and args[p.name] == mf.float64 then new[p.name] = dtype end
@@ -99,7 +101,7 @@ end
 function Layout.check_dtype(op, make, dtype, rtol, exempt)
   for k = 1, #make() do
     local args = make()[k]
-    local narrow = with_dtype(op, args, dtype)
+    local narrow = Layout.with_dtype(op, args, dtype)
     local want, got = Run.call(op, args), Run.call(op, narrow)
     compare(op, args, got, want, rtol, rtol, tostring(dtype), true)
     for i = 1, #want do
