@@ -32,6 +32,7 @@ static void change(const Param *p, char *args, int round) {
         for (int k = 0; k < round; k++) list->v[k] = INT64_MIN + k;
       }
       break;
+    case PARAM_PROGRAM: break; /* see the graph's text */
     case PARAM_INT:
     case PARAM_DIM: *ints = round * -1000000007LL; break;
   }

@@ -294,6 +294,12 @@ function cases.cat(v, add)
   add { xs = { v:n(v.B, 3), v:n(2, 3) } }
   add { xs = { v:n(v.B, 3) }, dim = -1 }
 end
+function cases.fused(v, add)
+  add { xs = { v:n(v.B, 3 * v.L), v:n(v.B, 3 * v.L) },
+    body = '{t0 = mul(x0, x1); t1 = add(t0, x1, alpha=0.5); t2 = tanh(t1); t3 = gt(t0, t2); '
+      .. 't4 = where(t3, t2, x0); t1, t4}' }
+  add { xs = { v:n(v.B, 1, 3), v:n(2, 1), v:n(1) }, body = '{t0 = mul(x0, x1); t1 = add(t0, x2); t2 = abs(t1); t2}' }
+end
 function cases.stack(v, add)
   add { xs = { v:n(v.B, 3), v:n(v.B, 3) }, dim = 1 }
   add { xs = { v:n(v.B, 3), v:n(v.B, 3), v:n(v.B, 3) } }

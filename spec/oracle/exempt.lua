@@ -43,6 +43,7 @@ return {
     dropout = draws, dropout_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
     slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,
+    fused = 'made when the splits are chosen already: it runs on parts',
     total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',
   },
   -- Results that are not determined by the inputs.

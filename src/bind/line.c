@@ -54,6 +54,7 @@ static int push_value(State *S, lua_State *L, const Node *n, const Param *p) {
       lua_pushlstring(L, value, sizeof(RngKey));
       break; /* which ops that redo the draw take */
     case PARAM_DEVICE:
+    case PARAM_PROGRAM:
     case PARAM_TENSOR: lua_pushnil(L); break;
   }
   return 1;

@@ -26,8 +26,8 @@ static void set_bool(lua_State *L, const char *key, bool value) {
 }
 
 static void push_param(lua_State *L, const Param *p) {
-  static const char *const kinds[] = {"tensor", "int",    "float", "bool",   "dim",
-                                      "ints",   "choice", "dtype", "device", "generator"};
+  static const char *const kinds[] = {"tensor", "int",   "float",  "bool",      "dim",    "ints",
+                                      "choice", "dtype", "device", "generator", "program"};
   lua_createtable(L, 0, 10);
   set_string(L, "name", p->name);
   set_string(L, "kind", kinds[p->kind]);
@@ -43,9 +43,9 @@ static void push_param(lua_State *L, const Param *p) {
 }
 
 static void push_flags(lua_State *L, int flags) {
-  static const char *const names[] = {"view",        "inplace",       "random",    "data",
-                                      "no_grad",     "bool_out",      "float_out", "int_only",
-                                      "method_only", "function_only", "hidden"};
+  static const char *const names[] = {
+      "view",     "inplace",     "random",        "data",   "no_grad",   "bool_out", "float_out",
+      "int_only", "method_only", "function_only", "hidden", "blockwise", "by_value"};
   lua_createtable(L, 0, 4);
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (flags >> i & 1) set_bool(L, names[i], true);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "op_program.h"
 #include "state.h"
 
 static const double whole_limit =
@@ -124,4 +125,32 @@ int bind_read_ints(lua_State *L, int index, const char *function, const char *ar
     if (rc) return rc;
   }
   return 0;
+}
+
+/* -- Programs ---------------------------------------------------------------------------------- */
+
+typedef struct ReadProgram {
+  Arena arena;
+  const char *text;
+  Program *program;
+} ReadProgram;
+
+static void read_program(void *ud) {
+  ReadProgram *r = ud;
+  Scan s = scan_begin(&r->arena, "program", r->text);
+  r->program = op_program_scan(&s);
+  if (*s.at) scan_fail(&s, "expected the end");
+}
+
+int bind_read_program(lua_State *L, int index, const char *function, Program **out) {
+  if (lua_type(L, index) != LUA_TSTRING)
+    return err_set(MF_EINVAL, "%s: the program must be a string", function);
+  ReadProgram r = {.text = lua_tostring(L, index)};
+  int rc = arena_protect(&r.arena, read_program, &r);
+  if (!rc) {
+    *out = lua_newuserdata(L, (size_t)r.program->bytes);
+    memcpy(*out, r.program, (size_t)r.program->bytes);
+  }
+  arena_free(&r.arena);
+  return rc;
 }

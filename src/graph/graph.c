@@ -4,6 +4,7 @@
 
 #include "err.h"
 #include "mem.h"
+#include "op_program.h"
 
 static void name_graph(void *ud) {
   Graph *g = ud;
@@ -60,7 +61,7 @@ GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args,
                         GraphValue *const *in, int n_out) {
   GraphNode *n = graph_insert(g, at, GRAPH_OP, n_in, n_out);
   n->op = op;
-  n->args = arena_copy(&g->arena, args, op->args_size);
+  n->args = op_copy_args(&g->arena, op, args);
   if (n_in) memcpy(n->in, in, sizeof *in * (size_t)n_in);
   return n;
 }
@@ -76,6 +77,11 @@ void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
 void graph_remove(Graph *g, GraphNode *n) {
   *(n->prev ? &n->prev->next : &g->first) = n->next;
   *(n->next ? &n->next->prev : &g->last) = n->prev;
+}
+
+void graph_move(Graph *g, GraphNode *n, GraphNode *at) {
+  graph_remove(g, n);
+  link_before(g, n, at);
 }
 
 void graph_clear_marks(Graph *g) {

@@ -96,6 +96,8 @@ GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args,
 void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
                     const int64_t *shape);
 void graph_remove(Graph *g, GraphNode *n);
+/* Puts n before `at` (NULL: at the end). */
+void graph_move(Graph *g, GraphNode *n, GraphNode *at);
 /* Every use of `from`, in nodes and results, becomes one of `to`. Linear: passes that replace many
  * values set from->mark and call graph_replace_marked once. */
 void graph_replace(Graph *g, GraphValue *from, GraphValue *to);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "graph_int.h"
+#include "op_program.h"
 
 enum { WORD_MAX = 64, COUNT_MAX = 1 << 20 };
 
@@ -313,6 +314,14 @@ static void read_generator(Reader *r, GraphNode *n, char *at) {
   *key = (RngKey){0, (uint64_t)v};
 }
 
+static Program *read_program(Reader *r) {
+  Scan s = scan_begin(&r->g->arena, "graph text", r->at);
+  s.line = r->line;
+  Program *p = op_program_scan(&s);
+  r->at = s.at;
+  return p;
+}
+
 static void read_argument(Reader *r, GraphNode *n, const Param *p) {
   char *at = (char *)n->args + p->offset;
   bool none = accept_keyword(r, "none");
@@ -333,6 +342,7 @@ static void read_argument(Reader *r, GraphNode *n, const Param *p) {
     case PARAM_DTYPE: *(int64_t *)(void *)at = read_dtype(r); break;
     case PARAM_DEVICE: *(int64_t *)(void *)at = read_device(r); break;
     case PARAM_GENERATOR: read_generator(r, n, at); break;
+    case PARAM_PROGRAM: *(Program **)(void *)at = read_program(r); break;
   }
 }
 

@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "graph_int.h"
+#include "op_program.h"
 
 const char *const graph_devices[DEVICE_TYPES] = {"cpu", "meta", "cuda"};
 
@@ -147,6 +148,7 @@ static void put_value(Str *s, const GraphNode *n, const Param *p) {
       str_printf(s, "%llu", (unsigned long long)key->stream);
       break;
     }
+    case PARAM_PROGRAM: op_program_print(*(Program *const *)at, s); break;
     case PARAM_INT:
     case PARAM_DIM: str_printf(s, "%lld", (long long)*(const int64_t *)at); break;
   }

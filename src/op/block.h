@@ -133,7 +133,9 @@ static BlockConvert *const block_stores[PW_CLASSES][DTYPE_COUNT]
 
 /* -- Walking a common shape -------------------------------------------------------------------- */
 
-enum { WALK_OPERANDS = 8 };
+#ifndef WALK_OPERANDS /* a file that wants more says so first */
+#define WALK_OPERANDS 8
+#endif
 
 /* The shape over which several operands are walked in the order of the first operand's memory,
  * adjacent dims merged where all operands allow it. Operand 0 is the output. Steps count elements.

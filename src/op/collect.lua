@@ -52,7 +52,7 @@ end
 
 local value_types = {
   int = 'PARAM_INT', float = 'PARAM_FLOAT', bool = 'PARAM_BOOL', dim = 'PARAM_DIM', dtype = 'PARAM_DTYPE',
-  device = 'PARAM_DEVICE', Generator = 'PARAM_GENERATOR',
+  device = 'PARAM_DEVICE', Generator = 'PARAM_GENERATOR', program = 'PARAM_PROGRAM',
 }
 
 -- Splits at commas outside of brackets.
@@ -301,6 +301,8 @@ local function members(p)
     return ('IntList %s;'):format(n) .. (p.optional and (' bool has_%s;'):format(n) or ''), init
   elseif p.kind == 'PARAM_GENERATOR' then
     return ('RngKey %s;'):format(n)
+  elseif p.kind == 'PARAM_PROGRAM' then
+    return ('Program *%s;'):format(n)
   elseif p.kind == 'PARAM_DTYPE' then
     return ('int64_t %s;'):format(n),
       ('.%s = %s'):format(n, none and 'DTYPE_NONE' or ({ float32 = 'F32', int64 = 'I64' })[d])
@@ -408,7 +410,7 @@ int op_isa_index(int level) {
 local stub_types = {
   PARAM_TENSOR = 'Tensor', PARAM_INT = 'integer', PARAM_FLOAT = 'number', PARAM_BOOL = 'boolean', PARAM_DIM = 'integer',
   PARAM_INTS = 'integer[]|integer', PARAM_CHOICE = 'string', PARAM_DTYPE = 'dtype', PARAM_DEVICE = 'string',
-  PARAM_GENERATOR = 'Generator',
+  PARAM_GENERATOR = 'Generator', PARAM_PROGRAM = 'string',
 }
 local stubs = { '---@meta moonflow\n\n---@class Tensor\nlocal Tensor = {}\n\n---@class moonflow\nlocal mf = {}\n' }
 for _, op in ipairs(ops) do

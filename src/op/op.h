@@ -12,13 +12,14 @@
 #define MF_OP_H
 #include "err.h"
 #include "meta.h"
+#include "pointwise_fn.h"
 
 typedef struct Stream Stream; /* of device.h */
 typedef struct Op Op;
 typedef struct OpSpec OpSpec;
 typedef struct Infer Infer;
-typedef struct OpCall OpCall;
 typedef struct SbpAsk SbpAsk;
+typedef struct Program Program; /* of op_program.h */
 
 /* -- Inference --------------------------------------------------------------------------------- */
 
@@ -127,11 +128,6 @@ static inline char *scratch_take(char *base, size_t *used, size_t bytes) {
 /* The choices "mean|sum|none" of losses. */
 enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE };
 
-/* A pointwise kernel over n elements, all operands contiguous and of the compute type. */
-typedef void PointwiseFn(int64_t n, const void *args, const void *const *in, void *out);
-
-typedef enum PointwiseClass { PW_F32, PW_F64, PW_I64, PW_CLASSES } PointwiseClass;
-
 typedef enum OpFlag {
   OP_VIEW = 1, /* output shares the storage of input 0; infer sets strides and offset; no kernel */
   OP_INPLACE = 2,    /* NAME_ exists: the result is written into the first input */
@@ -143,7 +139,9 @@ typedef enum OpFlag {
   OP_INT_ONLY = 128, /* pointwise: integers and bool only */
   OP_METHOD_ONLY = 256, /* bound as a tensor's method alone */
   OP_FUNCTION_ONLY = 512,
-  OP_HIDDEN = 1024 /* bound as mf._NAME: for the library's own Lua */
+  OP_HIDDEN = 1024,    /* bound as mf._NAME: for the library's own Lua */
+  OP_BLOCKWISE = 2048, /* an output may have the data of any input with its places */
+  OP_BY_VALUE = 4096   /* pointwise: `choose` reads the value of a 0-d input */
 } OpFlag;
 
 /* What an op's file declares. */
@@ -157,7 +155,8 @@ struct OpSpec {
   int (*cpu)(const OpCall *);
   size_t (*scratch)(const OpCall *); /* bytes of scratch; data pointers are not to be read */
   PointwiseFn *pointwise[PW_CLASSES];
-  const char *expression; /* of a pointwise op, for fused kernels */
+  PointwiseChoose *choose; /* NULL: always those */
+  const char *expression;  /* of a pointwise op, for fused kernels */
 };
 
 /* Records of this compilation: op_NAME__v3 and so on. */
@@ -182,7 +181,8 @@ typedef enum ParamKind {
   PARAM_CHOICE,
   PARAM_DTYPE,
   PARAM_DEVICE,
-  PARAM_GENERATOR
+  PARAM_GENERATOR,
+  PARAM_PROGRAM
 } ParamKind;
 
 typedef struct Param {

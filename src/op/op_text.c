@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "op_program.h"
+
 static const char *const device_names[DEVICE_TYPES] = {"cpu", "meta", "cuda"};
 
 /* -- Lists ------------------------------------------------------------------------------------- */
@@ -80,6 +82,7 @@ static void print_value(const Param *p, const char *value, Str *out) {
     case PARAM_GENERATOR:
       str_printf(out, "%llu:%llu", (unsigned long long)key->seed, (unsigned long long)key->stream);
       break;
+    case PARAM_PROGRAM: op_program_print(*(Program *const *)(const void *)value, out); break;
     case PARAM_INT:
     case PARAM_DIM:
     case PARAM_TENSOR: str_printf(out, "%lld", (long long)*ints); break;
@@ -141,6 +144,7 @@ static void scan_value(Scan *s, const Param *p, char *args) {
       scan_want(s, ":");
       key->stream = scan_unsigned(s);
       break;
+    case PARAM_PROGRAM: *(Program **)(void *)ints = op_program_scan(s); break;
     case PARAM_INT:
     case PARAM_DIM: *ints = scan_int(s); break;
     case PARAM_TENSOR: *ints = scan_range(s, p->name, 0, INT16_MAX); break;

@@ -16,19 +16,20 @@ enum { F = OP_FLOAT_OUT | OP_INPLACE };
 /* -- Arithmetic -------------------------------------------------------------------------------- */
 
 /* a + alpha * b, broadcast and promoted. */
-POINTWISE2_ALL(add, "add(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor", OP_INPLACE,
-               "a+b",
-               a + K(o->alpha) * b, (int64_t)((uint64_t)a + (uint64_t)o->alpha * (uint64_t)b))
+POINTWISE2_SINGLE_ALL(add, "add(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor",
+                      OP_INPLACE, "a+b", a + K(o->alpha) * b,
+                      (int64_t)((uint64_t)a + (uint64_t)o->alpha * (uint64_t)b),
+                      o->alpha == 1, a + b)
 /* a - alpha * b. */
-POINTWISE2_ALL(sub, "sub(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor", OP_INPLACE,
-               "a+b",
-               a - K(o->alpha) * b, (int64_t)((uint64_t)a - (uint64_t)(int64_t)o->alpha
-               * (uint64_t)b))
+POINTWISE2_SINGLE_ALL(sub, "sub(Tensor|number a, Tensor|number b, *, float alpha=1) -> Tensor",
+                      OP_INPLACE, "a+b", a - K(o->alpha) * b,
+                      (int64_t)((uint64_t)a - (uint64_t)(int64_t)o->alpha * (uint64_t)b),
+                      o->alpha == 1, a - b)
 /* a * b, element by element. */
-POINTWISE2_ALL(mul, "mul(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, "a|b", a * b,
-               (int64_t)((uint64_t)a * (uint64_t)b))
+POINTWISE2_SINGLE_ALL(mul, "mul(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, "a|b",
+                      a * b, (int64_t)((uint64_t)a * (uint64_t)b), true, a * b)
 /* a / b as a float; whole numbers give float32. */
-POINTWISE2_LINEAR(div, "div(Tensor|number a, Tensor|number b) -> Tensor", F, "a", a / b)
+POINTWISE2_SINGLE(div, "div(Tensor|number a, Tensor|number b) -> Tensor", F, "a", a / b, true, a / b)
 /* The floor of a / b; whole numbers stay whole (division by zero gives 0). */
 POINTWISE2_ALL(floor_divide, "floor_divide(Tensor|number a, Tensor|number b) -> Tensor",
                OP_INPLACE | OP_NO_GRAD, NULL,
@@ -61,27 +62,28 @@ PW_1(pow, f32_inverse, float, T, K(1) / x)
 PW_1(pow, f64_inverse, double, T, K(1) / x)
 
 /* The usual exponents, where they are one number, need no logarithm. */
-static int pow_cpu(const OpCall *c) {
+static void pow_choose(const OpCall *c, PointwiseKernel *k) {
   static const struct { double exponent; PointwiseFn *fn[PW_CLASSES]; } usual[] = {
     {2, {square_f32, square_f64, square_i64}},
     {3, {pow_f32_cube, pow_f64_cube}},
     {0.5, {pow_f32_root, pow_f64_root}},
     {-1, {pow_f32_inverse, pow_f64_inverse}},
   };
-  PointwiseClass cls = block_class((DType)c->out[0].dtype);
-  if (c->in[1].ndim == 0 && dtype_kind((DType)c->in[1].dtype) != KIND_BOOL) {
-    double exponent = dtype_get_f64((DType)c->in[1].dtype, c->in[1].data);
-    for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
-      if (usual[i].exponent == exponent && usual[i].fn[cls])
-        return pw_run(usual[i].fn[cls], cls, false, c->args, 1, c->in, c->out);
-  }
-  return pointwise_cpu(c);
+  if (c->in[1].ndim || dtype_kind((DType)c->in[1].dtype) == KIND_BOOL) return;
+  double exponent = dtype_get_f64((DType)c->in[1].dtype, c->in[1].data);
+  for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
+    if (usual[i].exponent == exponent && usual[i].fn[k->cls]) {
+      k->fn = usual[i].fn[k->cls];
+      k->n_in = 1;
+    }
 }
 
 /* a to the power of b. */
-OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor", .flags = OP_INPLACE,
+OP(pow, .signature = "pow(Tensor|number a, Tensor|number b) -> Tensor",
+   .flags = OP_INPLACE | OP_BY_VALUE,
    .infer = pointwise_infer, .sbp = "..., ...",
-   .cpu = pow_cpu, .expression = "pow(a, b)", .pointwise = {pow_f32, pow_f64, pow_i64})
+   .cpu = pointwise_cpu, .expression = "pow(a, b)", .pointwise = {pow_f32, pow_f64, pow_i64},
+   .choose = pow_choose)
 /* The gradient of pow for a: x b a^(b - 1), 0 where b is 0. */
 POINTWISE3_BACKWARD(pow_backward_a, "pow_backward_a(Tensor x, Tensor a, Tensor b) -> Tensor",
                     b == K(0) ? K(0) : x * b * (b == K(2) ? a : pow(a, b - K(1))))
@@ -153,17 +155,17 @@ POINTWISE2_INT(bitwise_xor, "bitwise_xor(Tensor a, Tensor|number b) -> Tensor", 
 
 PW_1(bitwise_not, i64, int64_t, T, ~x)
 
-static int bitwise_not_cpu(const OpCall *c) {
-  bool logical = c->out[0].dtype == BOOL;
-  return pw_run(logical ? logical_not_i64 : bitwise_not_i64, PW_I64, logical, c->args, 1, c->in,
-                c->out);
+static void bitwise_not_choose(const OpCall *c, PointwiseKernel *k) {
+  if (c->out[0].dtype != BOOL) return;
+  k->fn = logical_not_i64;
+  k->bool_out = true;
 }
 
 /* Every bit the other way round; of bool: not x. */
 OP(bitwise_not, .signature = "bitwise_not(Tensor x) -> Tensor",
    .flags = OP_INPLACE | OP_INT_ONLY | OP_NO_GRAD, .infer = pointwise_infer,
-   .sbp = "...", .cpu = bitwise_not_cpu, .expression = "~x",
-   .pointwise = {NULL, NULL, bitwise_not_i64})
+   .sbp = "...", .cpu = pointwise_cpu, .expression = "~x",
+   .pointwise = {NULL, NULL, bitwise_not_i64}, .choose = bitwise_not_choose)
 
 /* -- Unary ------------------------------------------------------------------------------------- */
 

@@ -135,9 +135,22 @@ static inline double vec_normcdf_f64(double x) {
   PW_##inputs(name, f32, float, OT, expr) PW_##inputs(name, f64, double, OT, expr)
 #define PW_INTS(inputs, name, OT, expr) PW_##inputs(name, i64, int64_t, OT, expr)
 
-#define PW_RECORD(name, sig, flag, rule, lin, text, ...)                                          \
+/* The launch of every pointwise record. */
+static int pointwise_cpu(const OpCall *c) __attribute__((unused));
+static int pointwise_cpu(const OpCall *c) {
+  PointwiseKernel k;
+  pointwise_kernel(c, &k);
+  if (!k.fn)
+    return err_set(MF_EINVAL, "%s: no kernel for %s", c->op->name,
+                   dtype_name((DType)c->out[0].dtype));
+  return pw_run(k.fn, k.cls, k.bool_out, c->args, k.n_in, c->in, &c->out[0]);
+}
+
+#define PW_RECORD_CHOOSE(name, sig, flag, rule, lin, text, choice, ...)                           \
   OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule, .linear = lin, \
-     .cpu = pointwise_cpu, .expression = text, .pointwise = {__VA_ARGS__})
+     .cpu = pointwise_cpu, .expression = text, .choose = choice, .pointwise = {__VA_ARGS__})
+#define PW_RECORD(name, sig, flag, rule, lin, text, ...) \
+  PW_RECORD_CHOOSE(name, sig, flag, rule, lin, text, NULL, __VA_ARGS__)
 #define PW_FLOAT_OP(inputs, name, sig, flags, rule, linear_, text, expr) \
   PW_FLOATS(inputs, name, T, expr)                                       \
   PW_RECORD(name, sig, flags, rule, linear_, text, name##_f32, name##_f64, NULL)
@@ -166,22 +179,47 @@ static inline double vec_normcdf_f64(double x) {
 #define POINTWISE4(name, sig, flags, expr) \
   PW_FLOAT_OP(4, name, sig, flags, "..., ..., ..., ...", NULL, #expr, expr)
 
+/* The kernels where b is a single element, for fused ones; `when`: the arguments for which the
+ * expression is the same. */
+#define PW_IN_A_ONE \
+  PW_IN1            \
+  const T b = *(const T *)in_[1];
+#define PW_A T a = p0[i];
+#define PW_SINGLE(name, when, expr)                                         \
+  PW_KERNEL(name, f32_single, float, T, PW_IN_A_ONE, PW_A, expr)            \
+  PW_KERNEL(name, f64_single, double, T, PW_IN_A_ONE, PW_A, expr)           \
+  static void name##_choose(const OpCall *c, PointwiseKernel *k) {          \
+    const struct name##_args *o = c->args;                                  \
+    (void)o;                                                                \
+    if (k->cls != PW_I64 && (when))                                         \
+      k->single = k->cls == PW_F32 ? name##_f32_single : name##_f64_single; \
+  }
+#define POINTWISE2_SINGLE(name, sig, flags, linear_, expr, when, single)                    \
+  PW_SINGLE(name, when, single)                                                             \
+  PW_FLOATS(2, name, T, expr)                                                               \
+  PW_RECORD_CHOOSE(name, sig, flags, "..., ...", linear_, #expr, name##_choose, name##_f32, \
+                   name##_f64, NULL)
+#define POINTWISE2_SINGLE_ALL(name, sig, flags, linear_, expr, expr_int, when, single)      \
+  PW_SINGLE(name, when, single)                                                             \
+  PW_FLOATS(2, name, T, expr)                                                               \
+  PW_INTS(2, name, T, expr_int)                                                             \
+  PW_RECORD_CHOOSE(name, sig, flags, "..., ...", linear_, #expr, name##_choose, name##_f32, \
+                   name##_f64, name##_i64)
+
 /* Floats only; the argument `choice` says which of two expressions it is, each with a loop of its
  * own. */
-#define PW_CHOICE_OP(inputs, name, sig, flag, rule, linear_, choice, expr_1, expr_0)            \
-  PW_FLOATS(inputs, name, T, expr_0)                                                            \
-  PW_##inputs(name, f32_chosen, float, T, expr_1)                                               \
-      PW_##inputs(name, f64_chosen, double, T, expr_1) static int name##_cpu(const OpCall *c) { \
-    const struct name##_args *o = c->args;                                                      \
-    PointwiseClass cls = block_class((DType)c->out[0].dtype);                                   \
-    PointwiseFn *f32 = o->choice ? name##_f32_chosen : name##_f32,                              \
-                *f64 = o->choice ? name##_f64_chosen : name##_f64;                              \
-    return pw_run(cls == PW_F32 ? f32 : f64, cls, false, c->args, c->n_in, c->in, c->out);      \
-  }                                                                                             \
-  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule,              \
-     .linear = linear_, .cpu = name##_cpu,                                                      \
-     .expression = "o->" #choice " ? " #expr_1 " : " #expr_0,                                   \
-     .pointwise = {name##_f32, name##_f64, NULL})
+#define PW_CHOICE_OP(inputs, name, sig, flag, rule, linear_, choice, expr_1, expr_0) \
+  PW_FLOATS(inputs, name, T, expr_0)                                                 \
+  PW_##inputs(name, f32_chosen, float, T, expr_1)                                    \
+      PW_##inputs(name, f64_chosen, double, T, expr_1) static void name##_choose(    \
+          const OpCall *c, PointwiseKernel *k) {                                     \
+    const struct name##_args *o = c->args;                                           \
+    if (o->choice) k->fn = k->cls == PW_F32 ? name##_f32_chosen : name##_f64_chosen; \
+  }                                                                                  \
+  OP(name, .signature = sig, .flags = flag, .infer = pointwise_infer, .sbp = rule,   \
+     .linear = linear_, .cpu = pointwise_cpu,                                        \
+     .expression = "o->" #choice " ? " #expr_1 " : " #expr_0,                        \
+     .pointwise = {name##_f32, name##_f64, NULL}, .choose = name##_choose)
 #define POINTWISE1_CHOICE(name, sig, flags, choice, expr_1, expr_0) \
   PW_CHOICE_OP(1, name, sig, flags, "...", NULL, choice, expr_1, expr_0)
 #define POINTWISE2_CHOICE_BACKWARD(name, sig, choice, expr_1, expr_0) \

@@ -225,8 +225,9 @@ static void pw_init(PwJob *j, PointwiseFn *fn, PointwiseClass cls, bool bool_out
 }
 
 /* Runs it. */
-static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void *args, int n_in,
-                  const View *in, const View *out) {
+__attribute__((unused)) static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out,
+                                          const void *args, int n_in, const View *in,
+                                          const View *out) {
   PwJob j;
   if (pw_small(fn, cls, bool_out, args, n_in, in, out)) return 0;
   pw_init(&j, fn, cls, bool_out, args, n_in, in, out);
@@ -234,17 +235,16 @@ static int pw_run(PointwiseFn *fn, PointwiseClass cls, bool bool_out, const void
   return 0;
 }
 
-/* The launch of every record made by the POINTWISE macros. */
-static int pointwise_cpu(const OpCall *c) __attribute__((unused));
-static int pointwise_cpu(const OpCall *c) {
+/* The kernel of one call; fn is NULL where there is none. */
+static void pointwise_kernel(const OpCall *c, PointwiseKernel *k) __attribute__((unused));
+static void pointwise_kernel(const OpCall *c, PointwiseKernel *k) {
   const OpSpec *spec = c->op->spec[OP_ISA];
-  bool bool_out = spec->flags & OP_BOOL_OUT;
-  PointwiseClass cls =
-      block_class(bool_out ? op_promote_views(c->n_in, c->in) : (DType)c->out[0].dtype);
-  if (!spec->pointwise[cls])
-    return err_set(MF_EINVAL, "%s: no kernel for %s", c->op->name,
-                   dtype_name((DType)c->out[0].dtype));
-  return pw_run(spec->pointwise[cls], cls, bool_out, c->args, c->n_in, c->in, &c->out[0]);
+  k->bool_out = spec->flags & OP_BOOL_OUT;
+  k->n_in = c->n_in;
+  k->single = NULL;
+  k->cls = block_class(k->bool_out ? op_promote_views(c->n_in, c->in) : (DType)c->out[0].dtype);
+  k->fn = spec->pointwise[k->cls];
+  if (spec->choose) spec->choose(c, k);
 }
 
 #endif

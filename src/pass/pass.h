@@ -40,5 +40,6 @@ void pass_dce(Graph *g, const PassSettings *s);
 void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);
+void pass_fuse_pointwise(Graph *g, const PassSettings *s);
 
 #endif

@@ -11,7 +11,8 @@ const Pass pass_table[] = {
     {"fold", pass_fold, "before algebra, whose rules look for constants"},
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},
-    {"dce", pass_dce, "last: what the others left without use"},
+    {"dce", pass_dce, "what the others left without use"},
+    {"fuse_pointwise", pass_fuse_pointwise, "last: the others look for ops, which it hides"},
 };
 const int pass_count = (int)(sizeof pass_table / sizeof pass_table[0]);
 

@@ -3,6 +3,7 @@
 
 #include "err.h"
 #include "mem.h"
+#include "op_program.h"
 #include "plan_int.h"
 
 Plan *plan_empty(void) {
@@ -50,7 +51,7 @@ PlanStep *plan_add_step(Plan *p, const Op *op, const void *args, int n_in, const
   touch(p, n_out, out);
   PlanStep *s = list_add(&p->arena, &p->steps);
   *s = (PlanStep){.op = op, .n_in = n_in, .n_out = n_out};
-  s->args = arena_copy(&p->arena, args, op->args_size);
+  s->args = op_copy_args(&p->arena, op, args);
   s->in = arena_copy(&p->arena, in, sizeof *in * (size_t)n_in);
   s->out = arena_copy(&p->arena, out, sizeof *out * (size_t)n_out);
   return s;

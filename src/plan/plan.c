@@ -184,6 +184,24 @@ static bool same_places(const Meta *a, const Meta *b) {
          shape_equal(a->ndim, a->stride, b->ndim, b->stride);
 }
 
+/* The input whose memory output k, of meta m, may have: the first, or with OP_BLOCKWISE any that no
+ * output before has; -1: none. */
+static int replaced_input(Lowering *w, const GraphNode *n, int k, const Meta *m) {
+  const Plan *p = w->p;
+  int flags = n->op->spec[0]->flags, n_out = n->n_out - n->n_written;
+  bool first = flags & OP_INPLACE && n_out == 1 && !n->n_written;
+  int last = flags & OP_BLOCKWISE ? n->n_in : first;
+  for (int i = 0; i < last && i < n->n_in; i++) {
+    if (!n->in[i] || !may_take(w, n, i, true)) continue;
+    const PlanTensor *t = &p->tensors.at[place_of(n->in[i])->tensor];
+    bool given = !same_places(m, &t->meta);
+    for (int o = 0; o < k && !given; o++)
+      given = p->tensors.at[place_of(&n->out[o])->tensor].reg == t->reg;
+    if (!given) return i;
+  }
+  return -1;
+}
+
 /* The output whose meta is m lies in the register of tensor `from` now. */
 static void take(Lowering *w, const GraphNode *n, int k, GraphValue *out, const Meta *m) {
   Plan *p = w->p;
@@ -226,12 +244,10 @@ static void lower_op(Lowering *w, GraphNode *n) {
   for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
   infer(w, n, in, metas, n_out);
   lower_written(w, n, in);
-  bool inplace =
-      n->op->spec[0]->flags & OP_INPLACE && n_out == 1 && !n->n_written && n->n_in && n->in[0];
   for (int k = 0; k < n_out; k++) {
     metas[k].dtype = n->out[k].dtype;
-    if (inplace && may_take(w, n, 0, true) && same_places(&metas[k], &p->tensors.at[in[0]].meta))
-      take(w, n, 0, &n->out[k], &metas[k]);
+    int from = replaced_input(w, n, k, &metas[k]);
+    if (from >= 0) take(w, n, from, &n->out[k], &metas[k]);
     else new_output(w, &n->out[k], &metas[k]);
     out[k] = place_of(&n->out[k])->tensor;
   }

@@ -5,6 +5,7 @@
 #include "context.h"
 #include "err.h"
 #include "mem.h"
+#include "thread.h"
 
 /* A view whose memory is a port's: data = the port's + offset. */
 typedef struct Fixup {
@@ -22,8 +23,10 @@ struct Runtime {
   const Plan *plan;
   Device *device;
   Stream *stream;
+  int isa;
   char *block;
-  size_t scratch_bytes; /* the most that a step needs */
+  size_t scratch_bytes; /* the most that a step needs, */
+  int threads;          /* with so many threads */
   OpCall *calls;        /* one per step */
   int (**kernels)(const OpCall *);
   Port *ports[PLAN_NUMBER + 1];
@@ -70,7 +73,16 @@ static void make_calls(Runtime *r, int isa) {
                            .n_in = s->n_in,
                            .n_out = s->n_out,
                            .stream = r->stream};
-    size_t scratch = s->op->spec[isa]->scratch ? s->op->spec[isa]->scratch(&r->calls[i]) : 0;
+  }
+}
+
+/* Kernels may want scratch for each thread. */
+static void measure_scratch(Runtime *r) {
+  r->threads = thread_count();
+  r->scratch_bytes = 0;
+  for (size_t i = 0; i < r->plan->steps.n; i++) {
+    const OpSpec *spec = r->calls[i].op->spec[r->isa];
+    size_t scratch = spec->scratch ? spec->scratch(&r->calls[i]) : 0;
     if (scratch > r->scratch_bytes) r->scratch_bytes = scratch;
   }
 }
@@ -114,6 +126,7 @@ Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, int isa) 
   r->plan = p;
   r->device = device;
   r->stream = stream;
+  r->isa = isa;
   Making m = {r, isa};
   if (!arena_protect(&r->arena, make, &m)) return r;
   runtime_destroy(r);
@@ -172,6 +185,7 @@ static int set_scalars(Runtime *r, uint64_t seed, uint64_t stream) {
 int runtime_run(Runtime *r, uint64_t seed, uint64_t stream) {
   const Plan *p = r->plan;
   void *scratch = NULL;
+  if (r->threads != thread_count()) measure_scratch(r);
   if (r->scratch_bytes && !(scratch = stream_scratch(r->stream, r->scratch_bytes)))
     return err_set(MF_ENOMEM, "out of memory for %zu bytes of scratch", r->scratch_bytes);
   int rc = set_scalars(r, seed, stream);

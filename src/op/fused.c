@@ -1,0 +1,499 @@
+/* Many pointwise ops in one pass over memory: a program (op_program.h) run block by block.
+ *
+ * Each step calls the kernel that its op would use alone, on blocks that stay in L1, and what a
+ * step makes is rounded to its dtype before the next reads it; so the results are those of the ops
+ * one after another, bit for bit. What is saved is a write and a read of memory for each value that
+ * nothing else wants, and the launch of each step.
+ *
+ * Before the blocks are run, the program is resolved: which kernels on which places. A place is a
+ * tensor's own memory, where it lies in walking order (it moves on with the blocks), or a slot: a
+ * block of scratch. A value may be seen in several forms: as its dtype has it, and converted to
+ * the compute types that its readers want. Slots are given back after the last reader, and one
+ * that dies where a result of its size is made becomes that result. Single elements (numbers, 0-d
+ * tensors) fill a slot once, or a cell, where the kernel takes one element.
+ *
+ * An output may have the memory of an input (OP_BLOCKWISE). A block of it is then written after the
+ * last reader of that input, at once or at the end of the program. */
+#define WALK_OPERANDS 24
+#include "op_program.h"
+
+#include "op_args.h"
+#include "pointwise_run.h"
+
+enum {
+  FUSED_L1 = 24 << 10, /* bytes of places in use at a time */
+  FUSED_MOST = 2048,   /* elements of a block at most, and at least */
+  FUSED_LEAST = 128,
+  FUSED_SKEW = 64, /* bytes between slots, so that they do not all begin in one set of L1 */
+  FUSED_VALUES = PROGRAM_TENSORS + PROGRAM_STEPS,
+  FUSED_CELLS = WALK_OPERANDS + PROGRAM_STEPS * (PROGRAM_INPUTS + 2) + PROGRAM_TENSORS,
+  FUSED_PLACES = FUSED_CELLS + PROGRAM_STEPS,
+  FUSED_GRAIN = 1 << 16 /* elements times steps that are worth a thread */
+};
+
+/* -- Inference --------------------------------------------------------------------------------- */
+
+typedef struct StepInfer {
+  Infer infer;
+  Meta *meta;
+} StepInfer;
+
+static Meta *add_step_meta(Infer *I) {
+  I->n_out++;
+  return ((StepInfer *)I)->meta;
+}
+
+static int infer_step(Infer *I, const Program *p, int s, Meta *metas) {
+  const ProgramStep *step = &p->steps[s];
+  const Op *op = &op_table[step->op];
+  const Meta *in[PROGRAM_INPUTS];
+  union {
+    char bytes[OP_MAX_ARGS];
+    double align;
+  } args;
+  memcpy(args.bytes, op_program_args(p, s), op->args_size);
+  for (int k = 0; k < step->n_in; k++)
+    in[k] = step->in[k] >= 0 ? I->in[step->in[k]] : &metas[~step->in[k]];
+  StepInfer ask = {.infer = {.op = op,
+                             .args = args.bytes,
+                             .in = in,
+                             .n_in = step->n_in,
+                             .device = I->device,
+                             .add = add_step_meta},
+                   .meta = &metas[s]};
+  return op->spec[0]->infer(&ask.infer);
+}
+
+static int fused_infer(Infer *I) {
+  const struct fused_args *a = I->args;
+  Program *p = a->body;
+  Meta metas[PROGRAM_STEPS];
+  if (!p) return infer_error(I, "there is no program");
+  if (a->n_xs != p->n_in)
+    return infer_error(I, "%lld tensors are given, the program takes %d", (long long)a->n_xs,
+                       p->n_in);
+  int arrays = p->n_out;
+  for (int k = 0; k < p->n_in; k++) arrays += meta_numel(I->in[k]) != 1;
+  if (arrays > WALK_OPERANDS)
+    return infer_error(I, "%d tensors are too many, %d are possible", arrays, (int)WALK_OPERANDS);
+  for (int s = 0; s < p->n_steps; s++) {
+    int rc = infer_step(I, p, s, metas);
+    if (rc) return rc;
+    if (!shape_equal(metas[s].ndim, metas[s].shape, metas[0].ndim, metas[0].shape))
+      return infer_error(I, "step %d makes another shape than those before", s);
+    int8_t *dtype = &p->steps[s].dtype;
+    if (*dtype != DTYPE_NONE && *dtype != metas[s].dtype)
+      return infer_error(I, "step %d makes %s, the program says %s", s,
+                         dtype_name((DType)metas[s].dtype), dtype_name((DType)*dtype));
+    *dtype = (int8_t)metas[s].dtype;
+  }
+  for (int k = 0; k < p->n_out; k++) {
+    Meta *out = infer_add(I);
+    if (!out) return MF_ENOMEM;
+    *out = metas[p->out[k]];
+  }
+  return 0;
+}
+
+/* -- What is run for each block ---------------------------------------------------------------- */
+
+typedef enum FusedKind { FUSED_KERNEL, FUSED_CONVERT, FUSED_GATHER, FUSED_SCATTER } FusedKind;
+
+typedef struct FusedOp {
+  uint8_t kind, n_in, size; /* size: bytes an element of the block, of gather and scatter */
+  int16_t operand;          /* of the walk, of those two */
+  int16_t in[PROGRAM_INPUTS], out;
+  PointwiseFn *fn;
+  BlockConvert *convert;
+  const void *args;
+} FusedOp;
+
+/* A slot, or a cell, that is filled once. */
+typedef struct FusedConstant {
+  int16_t place;
+  bool cell;
+  uint8_t cls, dtype;
+  const void *from;
+} FusedConstant;
+
+typedef struct FusedJob {
+  Walk walk; /* outputs, then inputs of more than one element */
+  FusedOp ops[PROGRAM_STEPS * (PROGRAM_INPUTS + 2) + 2 * WALK_OPERANDS];
+  FusedConstant constants[PROGRAM_TENSORS * PW_CLASSES + PROGRAM_STEPS];
+  int16_t direct[WALK_OPERANDS]; /* operands that are places themselves */
+  bool written[WALK_OPERANDS];   /* outputs that are made in place */
+  int n_ops, n_constants, n_direct, n_slots, n_cells, n_out;
+  size_t most; /* bytes an element in a slot */
+  int64_t block, parts;
+  size_t slot_bytes, part_bytes;
+  char *scratch;
+} FusedJob;
+
+/* -- Resolving --------------------------------------------------------------------------------- */
+
+enum { OWN = PW_CLASSES, FORMS };
+
+/* While a program is resolved. Values are the inputs, then the results of the steps. */
+typedef struct Resolving {
+  FusedJob *j;
+  const OpCall *call;
+  const Program *p;
+  int16_t place[FUSED_VALUES][FORMS]; /* -1: not there */
+  int16_t last[FUSED_VALUES];         /* the step that reads it last */
+  int16_t operand[FUSED_VALUES];      /* of the walk; -1: single elements, values of steps */
+  bool flat[WALK_OPERANDS];
+  uint8_t size[FUSED_PLACES]; /* bytes an element of a slot */
+  int16_t free[FUSED_PLACES];
+  int n_free;
+} Resolving;
+
+static int value_of(const Resolving *r, int in) {
+  return in >= 0 ? in : r->p->n_in + ~in;
+}
+
+static DType dtype_of(const Resolving *r, int value) {
+  const Program *p = r->p;
+  return (DType)(value < p->n_in ? r->call->in[value].dtype : p->steps[value - p->n_in].dtype);
+}
+
+static int new_slot(Resolving *r, size_t size) {
+  int place = r->n_free ? r->free[--r->n_free] : r->j->walk.n + r->j->n_slots++;
+  r->size[place] = (uint8_t)size;
+  if (size > r->j->most) r->j->most = size;
+  return place;
+}
+
+static FusedOp *add_op(Resolving *r, FusedKind kind) {
+  FusedOp *op = &r->j->ops[r->j->n_ops++];
+  *op = (FusedOp){.kind = (uint8_t)kind};
+  return op;
+}
+
+static int add_convert(Resolving *r, BlockConvert *convert, int from, int to) {
+  FusedOp *op = add_op(r, FUSED_CONVERT);
+  op->convert = convert;
+  op->in[0] = (int16_t)from;
+  op->out = (int16_t)to;
+  return to;
+}
+
+static void add_constant(Resolving *r, int k, PointwiseClass cls, int place, bool cell) {
+  const View *v = &r->call->in[k];
+  r->j->constants[r->j->n_constants++] =
+      (FusedConstant){(int16_t)place, cell, (uint8_t)cls, v->dtype, v->data};
+}
+
+/* Where input k of the program is as compute type cls. */
+static int load_input(Resolving *r, int k, PointwiseClass cls) {
+  const View *v = &r->call->in[k];
+  int operand = r->operand[k];
+  if (operand >= 0 && r->flat[operand] && block_is_native((DType)v->dtype, cls)) return operand;
+  if (operand < 0) { /* never given back, so it must be a slot that nothing had */
+    int given = r->n_free, place;
+    r->n_free = 0;
+    place = new_slot(r, pw_class_size(cls));
+    r->n_free = given;
+    add_constant(r, k, cls, place, false);
+    return place;
+  }
+  FusedOp *op = add_op(r, FUSED_GATHER);
+  op->convert = block_loads[cls][v->dtype];
+  op->operand = (int16_t)operand;
+  op->size = (uint8_t)pw_class_size(cls);
+  op->out = (int16_t)new_slot(r, op->size);
+  return op->out;
+}
+
+/* Where the value is as compute type cls. */
+static int form_of(Resolving *r, int value, PointwiseClass cls) {
+  int16_t *forms = r->place[value];
+  if (value >= r->p->n_in && block_is_native(dtype_of(r, value), cls)) return forms[OWN];
+  if (forms[cls] >= 0) return forms[cls];
+  int place = value < r->p->n_in ? load_input(r, value, cls)
+                                 : add_convert(r, block_loads[cls][dtype_of(r, value)], forms[OWN],
+                                               new_slot(r, pw_class_size(cls)));
+  return forms[cls] = (int16_t)place;
+}
+
+static bool is_slot(const Resolving *r, int place) {
+  return place >= r->j->walk.n && place < FUSED_CELLS;
+}
+
+static void give_back(Resolving *r, int value) {
+  if (value < r->p->n_in && r->operand[value] < 0) return;
+  for (int f = 0; f < FORMS; f++) {
+    int place = r->place[value][f];
+    if (place >= 0 && is_slot(r, place)) r->free[r->n_free++] = (int16_t)place;
+    r->place[value][f] = -1;
+  }
+}
+
+/* A slot for a result of step s: that of an input which dies here and has elements of its size, so
+ * that a kernel that goes forward reads them before it writes. */
+static int result_slot(Resolving *r, int s, const FusedOp *kernel, size_t size) {
+  const ProgramStep *step = &r->p->steps[s];
+  for (int k = 0; k < kernel->n_in; k++) {
+    int value = value_of(r, step->in[k]), place = kernel->in[k];
+    if (r->last[value] != s || !is_slot(r, place) || r->size[place] != size) continue;
+    if (value < r->p->n_in && r->operand[value] < 0) continue;
+    for (int f = 0; f < FORMS; f++)
+      if (r->place[value][f] == place) r->place[value][f] = -1;
+    return place;
+  }
+  return new_slot(r, size);
+}
+
+/* The output that is made where it lies, while nothing later reads an input there; -1: none. */
+static int direct_output(const Resolving *r, int s) {
+  for (int o = 0; o < r->p->n_out; o++) {
+    bool direct = r->p->out[o] == s && r->flat[o];
+    for (int k = 0; k < r->p->n_in && direct; k++)
+      direct = r->call->in[k].data != r->call->out[o].data || r->last[k] <= s;
+    if (direct) return o;
+  }
+  return -1;
+}
+
+static int kernel_of(const Resolving *r, int s, PointwiseKernel *k) {
+  const ProgramStep *step = &r->p->steps[s];
+  const View *like = &r->call->out[0];
+  View in[PROGRAM_INPUTS], out = *like;
+  for (int i = 0; i < step->n_in; i++) {
+    in[i] = step->in[i] >= 0 ? r->call->in[step->in[i]] : *like;
+    if (step->in[i] >= 0) continue;
+    in[i].data = NULL;
+    in[i].dtype = (uint8_t)r->p->steps[~step->in[i]].dtype;
+  }
+  out.dtype = (uint8_t)step->dtype;
+  OpCall c = {.op = &op_table[step->op],
+              .args = op_program_args(r->p, s),
+              .in = in,
+              .out = &out,
+              .n_in = step->n_in,
+              .n_out = 1};
+  pointwise_kernel(&c, k);
+  if (k->fn) return 0;
+  return err_set(MF_EINVAL, "%s: no kernel for %s", c.op->name, dtype_name((DType)out.dtype));
+}
+
+/* Whether it is an input of one element. */
+static bool is_single(const Resolving *r, int in) {
+  return in >= 0 && r->operand[in] < 0;
+}
+
+static int resolve_step(Resolving *r, int s) {
+  const ProgramStep *step = &r->p->steps[s];
+  int me = r->p->n_in + s, at = direct_output(r, s);
+  DType t = (DType)step->dtype;
+  PointwiseKernel k;
+  int rc = kernel_of(r, s, &k), in[PROGRAM_INPUTS];
+  if (rc) return rc;
+  bool single = k.single && is_single(r, step->in[k.n_in - 1]);
+  for (int i = 0; i < k.n_in - single; i++) in[i] = form_of(r, value_of(r, step->in[i]), k.cls);
+  if (single) {
+    k.fn = k.single;
+    in[k.n_in - 1] = FUSED_CELLS + r->j->n_cells++;
+    add_constant(r, step->in[k.n_in - 1], k.cls, in[k.n_in - 1], true);
+  }
+  FusedOp *op = add_op(r, FUSED_KERNEL);
+  op->fn = k.fn;
+  op->args = op_program_args(r->p, s);
+  op->n_in = (uint8_t)k.n_in;
+  for (int i = 0; i < k.n_in; i++) op->in[i] = (int16_t)in[i];
+  bool as_is = k.bool_out || block_is_native(t, k.cls);
+  size_t size = k.bool_out ? 1 : pw_class_size(k.cls);
+  op->out = (int16_t)(as_is && at >= 0 ? at : result_slot(r, s, op, size));
+  r->place[me][OWN] = op->out;
+  if (at >= 0) r->j->written[at] = true;
+  if (!as_is) {
+    int own = at >= 0 ? at : new_slot(r, dtype_size(t));
+    r->place[me][OWN] = (int16_t)add_convert(r, block_stores[k.cls][t], op->out, own);
+    r->free[r->n_free++] = op->out;
+  }
+  for (int i = 0; i < step->n_in; i++)
+    if (r->last[value_of(r, step->in[i])] == s) give_back(r, value_of(r, step->in[i]));
+  if (r->last[me] == s) give_back(r, me);
+  return 0;
+}
+
+/* Outputs that were not made where they lie. */
+static void store_outputs(Resolving *r) {
+  for (int o = 0; o < r->p->n_out; o++) {
+    int value = r->p->n_in + r->p->out[o];
+    DType t = dtype_of(r, value);
+    PointwiseClass cls = block_class(t);
+    if (r->j->written[o]) continue;
+    int from = form_of(r, value, cls);
+    FusedOp *op = add_op(r, FUSED_SCATTER);
+    op->convert = block_stores[cls][t];
+    op->operand = (int16_t)o;
+    op->size = (uint8_t)pw_class_size(cls);
+    op->in[0] = (int16_t)from;
+  }
+}
+
+/* The operands of the walk: outputs, then inputs that are more than one element. */
+static void walk_operands(Resolving *r) {
+  FusedJob *j = r->j;
+  const OpCall *c = r->call;
+  View others[WALK_OPERANDS];
+  int n = 0;
+  for (int k = 1; k < c->n_out; k++) others[n++] = c->out[k];
+  for (int k = 0; k < c->n_in; k++) {
+    r->operand[k] = -1;
+    if (view_numel(&c->in[k]) == 1) continue;
+    r->operand[k] = (int16_t)(n + 1);
+    others[n++] = c->in[k];
+  }
+  walk_init(&j->walk, &c->out[0], n, others);
+  for (int k = 0; k < j->walk.n; k++) {
+    r->flat[k] = walk_is_flat(&j->walk, k);
+    if (r->flat[k]) j->direct[j->n_direct++] = (int16_t)k;
+  }
+}
+
+static void last_readers(Resolving *r) {
+  const Program *p = r->p;
+  for (int k = 0; k < p->n_in; k++) r->last[k] = -1;
+  for (int s = 0; s < p->n_steps; s++) {
+    for (int k = 0; k < p->steps[s].n_in; k++) r->last[value_of(r, p->steps[s].in[k])] = (int16_t)s;
+    r->last[p->n_in + s] = (int16_t)s;
+  }
+  for (int o = 0; o < p->n_out; o++) r->last[p->n_in + p->out[o]] = (int16_t)p->n_steps;
+}
+
+static int resolve(FusedJob *j, const OpCall *c) {
+  Resolving r;
+  r.j = j;
+  r.call = c;
+  r.p = ((const struct fused_args *)c->args)->body;
+  r.n_free = 0;
+  j->n_ops = j->n_constants = j->n_direct = j->n_slots = j->n_cells = 0;
+  j->most = 1;
+  j->n_out = c->n_out;
+  memset(j->written, 0, sizeof j->written);
+  walk_operands(&r);
+  last_readers(&r);
+  memset(r.place, -1, sizeof r.place[0] * (size_t)(r.p->n_in + r.p->n_steps));
+  for (int s = 0; s < r.p->n_steps; s++) {
+    int rc = resolve_step(&r, s);
+    if (rc) return rc;
+  }
+  store_outputs(&r);
+  return 0;
+}
+
+/* -- Running ----------------------------------------------------------------------------------- */
+
+/* n elements from `first`, computed as `padded` of them. */
+static void run_block(const FusedJob *j, int64_t first, int64_t n, int64_t padded, char **at) {
+  for (int i = 0; i < j->n_ops; i++) {
+    const FusedOp *op = &j->ops[i];
+    const void *in[PROGRAM_INPUTS];
+    switch ((FusedKind)op->kind) {
+      case FUSED_KERNEL:
+        for (int k = 0; k < op->n_in; k++) in[k] = at[op->in[k]];
+        op->fn(padded, op->args, in, at[op->out]);
+        break;
+      case FUSED_CONVERT: op->convert(padded, at[op->in[0]], 1, at[op->out]); break;
+      case FUSED_GATHER:
+        walk_rows(&j->walk, op->operand, first, n, op->convert, at[op->out], op->size, false);
+        if (n < padded) memset(at[op->out] + n * op->size, 0, (size_t)(padded - n) * op->size);
+        break;
+      case FUSED_SCATTER:
+        walk_rows(&j->walk, op->operand, first, n, op->convert, at[op->in[0]], op->size, true);
+        break;
+    }
+  }
+}
+
+/* The rest, n < PW_PAD elements: tensors are places by copies of their ends. */
+static void run_rest(const FusedJob *j, int64_t first, int64_t n, char **at) {
+  char ends[WALK_OPERANDS][PW_PAD * sizeof(double)] __attribute__((aligned(64)));
+  const Walk *w = &j->walk;
+  for (int i = 0; i < j->n_direct; i++) {
+    int k = j->direct[i];
+    at[k] = ends[k];
+    memset(ends[k], 0, sizeof ends[k]);
+    if (k >= j->n_out)
+      memcpy(ends[k], w->data[k] + first * (int64_t)w->size[k], (size_t)n * w->size[k]);
+  }
+  run_block(j, first, n, PW_PAD, at);
+  for (int i = 0; i < j->n_direct; i++) {
+    int k = j->direct[i];
+    if (k < j->n_out && j->written[k])
+      memcpy(w->data[k] + first * (int64_t)w->size[k], ends[k], (size_t)n * w->size[k]);
+  }
+}
+
+/* Parts [begin, end) of all elements, each with slots of its own. */
+static void run_parts(int64_t begin, int64_t end, void *arg) {
+  const FusedJob *j = arg;
+  const Walk *w = &j->walk;
+  char *at[FUSED_PLACES];
+  union {
+    double align;
+    char bytes[PW_PAD];
+  } cells[PROGRAM_STEPS];
+  for (int64_t part = begin; part < end; part++) {
+    int64_t i = w->numel / PW_PAD * part / j->parts * PW_PAD,
+            last =
+                part + 1 < j->parts ? w->numel / PW_PAD * (part + 1) / j->parts * PW_PAD : w->numel;
+    for (int k = 0; k < j->n_slots; k++)
+      at[w->n + k] = j->scratch + (size_t)part * j->part_bytes + (size_t)k * j->slot_bytes;
+    for (int k = 0; k < j->n_cells; k++) at[FUSED_CELLS + k] = cells[k].bytes;
+    for (int k = 0; k < j->n_constants; k++) {
+      const FusedConstant *c = &j->constants[k];
+      BlockConvert *load = block_loads[c->cls][c->dtype];
+      if (c->cell) load(1, c->from, 1, at[c->place]);
+      else pw_fill(load, (PointwiseClass)c->cls, c->from, j->block, (void *)at[c->place]);
+    }
+    for (int64_t n; last - i >= PW_PAD; i += n) {
+      n = last - i < j->block ? (last - i) & ~(int64_t)(PW_PAD - 1) : j->block;
+      for (int k = 0; k < j->n_direct; k++)
+        at[j->direct[k]] = w->data[j->direct[k]] + i * (int64_t)w->size[j->direct[k]];
+      run_block(j, i, n, n, at);
+    }
+    if (i < last) run_rest(j, i, last - i, at);
+  }
+}
+
+/* -- The op ------------------------------------------------------------------------------------ */
+
+/* Bytes of slots that one part may need, whatever the data. */
+static size_t part_bytes(const Program *p) {
+  size_t slots = (size_t)p->n_out;
+  for (int s = 0; s < p->n_steps; s++) slots += (size_t)p->steps[s].n_in + 2;
+  return scratch_aligned(FUSED_L1 + slots * (FUSED_LEAST * sizeof(double) + FUSED_SKEW));
+}
+
+static size_t fused_scratch(const OpCall *c) {
+  const struct fused_args *a = c->args;
+  return part_bytes(a->body) * (size_t)thread_count();
+}
+
+static int fused_cpu(const OpCall *c) {
+  const struct fused_args *a = c->args;
+  FusedJob j;
+  if (view_numel(&c->out[0]) == 0) return 0;
+  int rc = resolve(&j, c);
+  if (rc) return rc;
+  int64_t threads = thread_count(), places = j.n_slots + j.n_direct;
+  int64_t block = FUSED_L1 / (places * (int64_t)j.most);
+  if (block > FUSED_MOST) block = FUSED_MOST;
+  if (block < FUSED_LEAST) block = FUSED_LEAST;
+  j.block = block & ~(int64_t)(PW_PAD - 1);
+  j.slot_bytes = scratch_aligned((size_t)j.block * j.most) + FUSED_SKEW;
+  j.part_bytes = part_bytes(a->body);
+  j.scratch = c->scratch;
+  j.parts = j.walk.numel * a->body->n_steps / FUSED_GRAIN;
+  if (j.parts > threads) j.parts = threads;
+  if (j.parts < 1) j.parts = 1;
+  mf_parallel(j.parts, 1, run_parts, &j);
+  return 0;
+}
+
+/* The results of a program of pointwise ops on xs; see op_program.h. Made by the compiler. */
+OP(fused, .signature = "fused(Tensor[] xs, program body) -> Tensor[]",
+   .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .infer = fused_infer, .cpu = fused_cpu,
+   .scratch = fused_scratch)
