@@ -14,7 +14,7 @@ graph step
 %4 = zeros(size=[2]): float32[2]
 %5, %6 = max_dim(%0, dim=1): float32[2], int64[2]
 %7 = add(%3, %3): float32[2]
-return %7, %3, %6, %4, %4
+return %7, %3, %6, %4
 ]], cse [[
 graph step
 %0 = input x: float32[2, 3]
@@ -29,8 +29,32 @@ graph step
 %9, %10 = max_dim(%0, dim=1): float32[2], int64[2]
 %11, %12 = max_dim(%0, dim=1): float32[2], int64[2]
 %13 = add(%5, %6): float32[2]
-return %13, %6, %12, %7, %8
+return %13, %6, %12, %8
 ]])
+  end)
+
+  it('keeps results in memory of their own, but for views', function()
+    assert.equal([[
+graph step
+%0 = input x: float32[2]
+%1 = exp(%0): float32[2]
+%2 = unsqueeze(%1, dim=0): float32[1, 2]
+%3 = clone(%1): float32[2]
+return %1, %2, %1, %3
+]], cse [[
+graph step
+%0 = input x: float32[2]
+%1 = exp(%0): float32[2]
+%2 = exp(%0): float32[2]
+%3 = unsqueeze(%1, dim=0): float32[1, 2]
+return %1, %3, %1, %2
+]])
+    local a, b, c = mf.compile(function(x)
+      local y = x * 2
+      return y, x * 2, y[0]
+    end)(mf.ones(1))
+    a:fill_(7)
+    assert.same({ { 7 }, { 2 }, 7 }, { a:tolist(), b:tolist(), c:item() })
   end)
 
   -- Each of these has two nodes that differ, or must not be merged though they are equal.
@@ -66,7 +90,8 @@ graph step
 %0 = input x: float32[2]
 %1 = dropout_backward(%0, p=0.5, generator=3): float32[2]
 %2 = dropout_backward(%0, p=0.5, generator=3): float32[2]
-return %1, %2
-]]:find 'return %%1, %%1\n')
+%3 = add(%1, %2): float32[2]
+return %3
+]]:find 'add%(%%1, %%1%)')
   end)
 end)

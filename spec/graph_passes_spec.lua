@@ -117,13 +117,15 @@ describe('passes', function()
       local text, names = pipe:read '*a', {}
       pipe:close()
       os.remove(path)
-      for name in text:gmatch '%-%- ([^\n]*)\ngraph step\n' do names[#names + 1] = name end
+      for name in text:gmatch '%-%- ([^\n]*)\n[gp]%w+ "?step' do names[#names + 1] = name end
       return table.concat(names, ',')
     end
     local all = 'pass ' .. table.concat(mf._passes(), ',pass ')
     assert.equal('graph', stages 'graph')
     assert.equal(all, stages 'pass')
     assert.equal('graph,' .. all, stages 'graph,pass')
+    assert.equal('plan', stages 'plan')
+    assert.equal('graph,' .. all .. ',plan', stages 'graph,pass,plan')
     assert.equal('', stages 'gra')
   end)
 end)

@@ -122,7 +122,7 @@ return %15, %18, %19
     'graph step\n%0 = number nan: float64\n%1 = number -inf: float64\n%2 = number -0: float64\nreturn\n',
     'graph step\n%0 = number 0.1: float64\nreturn\n',
     'graph step\n%0 = number 9007199254740992: int64\n%1 = number 1e-300: float64\nreturn\n',
-    'graph step\n%0 = input x: float32[0, 3]@meta\n%1 = sum(%0): float32[]@meta\nreturn %1\n',
+    'graph step\n%0 = input x: float32[0, 3]@meta\n%1 = sum(%0, dim=[0, 1]): float32[]@meta\nreturn %1\n',
     'graph step\n%0 = input x: float32[2, 3] strides [1, 2]\nreturn\n',
     'graph step\n%0 = input x: float32[2]\n%1 = dropout(%0, generator=7): float32[2]  # a b:1\nreturn %1\n',
     'graph step generators 2\n%0 = input x: float32[2]\n%1 = dropout(%0, generator=1:7): float32[2]\nreturn %1\n',
@@ -131,6 +131,11 @@ return %15, %18, %19
   } do
     it('reads back: ' .. body:gsub('%s+', ' '), function() assert.equal(body, (mf._graph_pass(body, ''))) end)
   end
+
+  it('settles arguments as a trace does', function()
+    assert.equal('graph g\n%0 = input x: float32[2, 3]\n%1 = sum(%0, dim=[1]): float32[2]\nreturn %1\n',
+      (mf._graph_pass('graph g\n%0 = input x: float32[2, 3]\n%1 = sum(%0, dim=[-1]): float32[2]\nreturn %1', '')))
+  end)
 
   -- What is wrong, and what the error says of it.
   local x = 'graph step cells 1\n%0 = input x: float32[2, 3]\n'

@@ -124,13 +124,24 @@ static bool is_dumped(const char *stage) {
   return false;
 }
 
+static void dump_text(const char *stage, Str *text) {
+  fprintf(stderr, "-- %s\n%s", stage, text->text ? text->text : "");
+  str_free(text);
+}
+
 static void dump_graph(void *ud, const char *stage, Graph *g) {
   (void)ud;
-  if (!is_dumped(stage)) return;
   Str s = {0};
+  if (!is_dumped(stage)) return;
   graph_print(g, &s);
-  fprintf(stderr, "-- %s\n%s", stage, s.text ? s.text : "");
-  str_free(&s);
+  dump_text(stage, &s);
+}
+
+static void dump_plan(Job *j) {
+  Str s = {0};
+  if (!is_dumped("plan")) return;
+  job_print_plan(j, &s);
+  dump_text("plan", &s);
 }
 
 /* The table at `index` says pass = false for what is not to run; names were checked. */
@@ -239,6 +250,7 @@ static int compile(lua_State *L) {
   else rc = take_results(S, L, b->job, lua_gettop(L), &settings);
   if (rc == MF_ELUA) return lua_error(L);
   if (rc) return bind_raise(L);
+  dump_plan(b->job);
   lua_settop(L, box);
   return 1;
 }

@@ -14,6 +14,7 @@ typedef struct Checker {
   Meta *metas; /* of inputs, then outputs */
   const Meta **in;
   int cap;
+  bool settle; /* arguments become what inference makes of them, as those of traces are */
 } Checker;
 
 /* Whether a node is right by itself: its arguments, and its outputs given its inputs. 0 or a code

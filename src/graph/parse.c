@@ -539,7 +539,7 @@ static void read_graph(void *ud) {
 Graph *graph_parse(const char *text) {
   Graph *g = graph_create("");
   if (!g) return NULL;
-  Reader r = {.g = g, .at = text, .line = 1};
+  Reader r = {.g = g, .at = text, .line = 1, .checker.settle = true};
   r.plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   int rc = r.plain ? arena_protect(&g->arena, read_graph, &r) : MF_ENOMEM;
   if (!r.plain) err_set(MF_ENOMEM, "out of memory");

@@ -107,6 +107,7 @@ static int check_inference(Checker *c, const GraphNode *n) {
   if (a.infer.n_out != n_out)
     return err_set(MF_EINVAL, "has %d outputs, inference says %d", n_out, a.infer.n_out);
   for (int k = 0; k < n_out && !rc; k++) rc = check_output(n, k, &a.metas[k]);
+  if (!rc && c->settle) memcpy(n->args, args.bytes, n->op->args_size);
   return rc;
 }
 

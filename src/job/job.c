@@ -244,6 +244,10 @@ void job_dot(Job *j, Str *out) {
   graph_dot(j->graph, out);
 }
 
+void job_print_plan(Job *j, Str *out) {
+  plan_print(j->plan, out);
+}
+
 void job_destroy(Job *j) {
   if (!j) return;
   size_t n = j->captures ? j->plan->captures.n : 0;

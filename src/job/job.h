@@ -31,6 +31,7 @@ int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out);
 /* The graph as it was planned, as text and for Graphviz. */
 void job_print(Job *j, Str *out);
 void job_dot(Job *j, Str *out);
+void job_print_plan(Job *j, Str *out);
 void job_destroy(Job *j);
 
 #endif

@@ -1,10 +1,14 @@
-/* The passes in their order. A name may stand in several lines; its switch is for all of them. */
-#include "pass.h"
-
+/* The passes in their order. A name may stand in several lines; its switch is for all of them.
+ *
+ * Results that share memory do so because one is a view of the other: the caller, who may write
+ * into one of them, can tell. A pass that makes two results one value must not make them one
+ * memory, so after each pass those that came together get a copy. */
 #include <stdio.h>
 #include <string.h>
 
 #include "err.h"
+#include "op_ids.h"
+#include "pass.h"
 
 const Pass pass_table[] = {
     {"dce", pass_dce, "traces are long, and much of the backward of a frozen layer is of no use"},
@@ -23,6 +27,46 @@ uint64_t pass_bits(const char *name) {
   return bits;
 }
 
+/* -- Results ----------------------------------------------------------------------------------- */
+
+/* Whose memory v lies in. */
+static GraphValue *root_of(GraphValue *v) {
+  while (v->node->kind == GRAPH_OP && v->node->op->spec[0]->flags & OP_VIEW) v = v->node->in[0];
+  return v;
+}
+
+/* For each result the place, from 1, of the first that shares its memory. */
+static size_t *sharing(Graph *g) {
+  size_t *first = arena_array(&g->arena, size_t, g->results.n);
+  graph_clear_marks(g);
+  for (size_t i = 0; i < g->results.n; i++) {
+    GraphValue *root = root_of(g->results.at[i]);
+    if (!root->mark) root->mark = (void *)(uintptr_t)(i + 1);
+    first[i] = (size_t)(uintptr_t)root->mark;
+  }
+  return first;
+}
+
+static GraphValue *copy_of(Graph *g, GraphValue *v) {
+  GraphNode *at = g->last; /* the first write */
+  while (at && at->kind == GRAPH_WRITE) at = at->prev;
+  at = at ? at->next : g->first;
+  const Op *op = &op_table[OP_clone];
+  GraphNode *n = graph_add_op(g, at, op, op->defaults, 1, &v, 1);
+  n->where = v->node->where;
+  graph_describe(g, &n->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
+  return &n->out[0];
+}
+
+static void separate(Graph *g, const size_t *before) {
+  const size_t *now = sharing(g);
+  for (size_t i = 0; i < g->results.n; i++)
+    if (now[i] != i + 1 && before[i] != before[now[i] - 1])
+      g->results.at[i] = copy_of(g, g->results.at[i]);
+}
+
+/* -- Running ----------------------------------------------------------------------------------- */
+
 typedef struct Running {
   Graph *g;
   const Pass *pass;
@@ -31,9 +75,11 @@ typedef struct Running {
 
 static void run(void *ud) {
   Running *r = ud;
+  const size_t *before = sharing(r->g);
   graph_renumber(r->g);
   graph_clear_marks(r->g);
   r->pass->run(r->g, r->settings);
+  separate(r->g, before);
 }
 
 static void show(const PassSettings *s, const char *stage, const char *name, Graph *g) {

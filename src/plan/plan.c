@@ -19,6 +19,7 @@ typedef struct Place {
   struct Place *root;
   int64_t last;
   int tensor;   /* -1: not yet made */
+  int copy;     /* which writes and results take instead; -1: none */
   bool written; /* a capture's, or in its memory, and the step writes the capture */
 } Place;
 
@@ -56,7 +57,7 @@ static void make_places(Lowering *w) {
       Place *p = &w->places[n->out[k].id];
       n->out[k].mark = p;
       p->root = is_view(n) ? root_of(n->in[0]) : p;
-      p->tensor = -1;
+      p->tensor = p->copy = -1;
     }
     for (int k = 0; k < n->n_in; k++)
       if (n->in[k]) root_of(n->in[k])->last = n->kind == GRAPH_WRITE ? AT_END : n->id;
@@ -286,6 +287,12 @@ static bool is_home(const Plan *p, int tensor, PlanHome home) {
   return p->registers.at[p->tensors.at[tensor].reg].home == home;
 }
 
+/* The tensor of a captured value stays where it is: the capture's writes go there. */
+static int copy_place(Lowering *w, Place *v) {
+  if (v->copy < 0) v->copy = clone(w, v->tensor, 0, NULL);
+  return v->copy;
+}
+
 /* What is written or returned and lies in another capture's memory is saved before that is
  * overwritten; results do not lie in memory of others at all. */
 static void save_sources(Lowering *w) {
@@ -296,19 +303,19 @@ static void save_sources(Lowering *w) {
     bool same = p->tensors.at[from].reg == p->tensors.at[to].reg &&
                 p->tensors.at[from].meta.offset == p->tensors.at[to].meta.offset &&
                 same_places(&p->tensors.at[from].meta, &p->tensors.at[to].meta);
-    if (!same && is_home(p, from, PLAN_CAPTURE))
-      place_of(n->in[0])->tensor = clone(w, from, 0, NULL);
+    if (!same && is_home(p, from, PLAN_CAPTURE)) copy_place(w, place_of(n->in[0]));
   }
   for (size_t i = 0; i < w->g->results.n; i++) {
     Place *v = place_of(w->g->results.at[i]);
-    bool own = is_home(p, v->tensor, PLAN_BLOCK) || is_home(p, v->tensor, PLAN_RESULT);
-    if (!own) v->tensor = clone(w, v->tensor, 0, NULL);
-    PlanRegister *r = &p->registers.at[p->tensors.at[v->tensor].reg];
+    int from = v->copy < 0 ? v->tensor : v->copy;
+    bool own = is_home(p, from, PLAN_BLOCK) || is_home(p, from, PLAN_RESULT);
+    if (!own) from = copy_place(w, v);
+    PlanRegister *r = &p->registers.at[p->tensors.at[from].reg];
     if (r->home == PLAN_BLOCK) {
       r->home = PLAN_RESULT;
       r->port = p->n_result_registers++;
     }
-    *list_add(&p->arena, &p->results) = v->tensor;
+    *list_add(&p->arena, &p->results) = from;
   }
 }
 
@@ -316,7 +323,9 @@ static void lower_writes(Lowering *w) {
   Plan *p = w->p;
   for (GraphNode *n = w->g->first; n; n = n->next) {
     if (n->kind != GRAPH_WRITE) continue;
-    int in[2] = {place_of(&n->target->out[0])->tensor, place_of(n->in[0])->tensor};
+    Place *from = place_of(n->in[0]);
+    int to = place_of(&n->target->out[0])->tensor;
+    int in[2] = {to, from->copy < 0 ? from->tensor : from->copy};
     if (p->tensors.at[in[0]].reg == p->tensors.at[in[1]].reg) continue;
     add_step(w, &op_table[OP_copy_], op_table[OP_copy_].defaults, 2, in, 0, NULL, n->where);
   }
