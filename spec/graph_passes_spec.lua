@@ -87,6 +87,24 @@ describe('passes', function()
     end
   end
 
+  it('keep apart what a captured tensor held and holds', function()
+    local w, v = mf.ones(2), mf.full({ 2 }, 5)
+    local f = mf.compile(function()
+      local old, before = w * 1, v:clone()
+      w:add_(1)
+      v:copy_(old)
+      return old, before, v
+    end)
+    for k = 1, 3 do
+      local old, before, now = f()
+      assert.same({ k, k }, old:tolist())
+      assert.same(k == 1 and { 5, 5 } or { k - 1, k - 1 }, before:tolist())
+      assert.same({ k + 1, k + 1 }, w:tolist())
+      assert.same({ k, k }, v:tolist())
+      assert.same({ k, k }, now:tolist())
+    end
+  end)
+
   it('have switches', function()
     local function f(x) return mf.cat { x * 2, x * 2 } end
     local function count(step)
