@@ -249,6 +249,15 @@ describe('mf.compile', function()
     assert.equal(3, calls)
     assert.equal(1, f.misses)
     assert.same({ 3 }, (mf.ones(1) * s):tolist())
+    local t = mf.scalar(1)
+    local g = mf.compile(function(x, k) return x * t, k * t end)
+    local k = mf.ones({ 1 }, { dtype = mf.int64 })
+    for _, value in ipairs { 1, 0.5 } do
+      t.value = value
+      local c, e = g(mf.ones(1), k)
+      assert.same({ { value }, { value } }, { c:tolist(), e:tolist() })
+      assert.equal((k * t).dtype, e.dtype)
+    end
     assert.has_error(function() s.value = 'x' end)
     assert.has_error(function() d.value = 1 end)
     assert.has_error(function() mf.scalar {} end)
@@ -275,6 +284,32 @@ describe('mf.compile', function()
     local ok, message = pcall(function() return kept + 1 end)
     assert(not ok and message:find('belongs to a step', 1, true), message)
     assert.equal(3, mf.compile(function(x) return x + w end)(mf.full({ 2 }, 2))[0]:item())
+  end)
+
+  it('refuses to carry a gradient into the next call', function()
+    local w, state = mf.ones(2):requires_grad_(), mf.zeros(2)
+    local function f(x)
+      state:add_(w * x)
+      local loss = state:sum()
+      loss:backward()
+      return loss
+    end
+    local ok, text = pcall(mf.compile(f), mf.ones(2))
+    assert(not ok and text:find('no gradient leaves a step', 1, true), text)
+    assert(text:find 'compile_spec.lua:%d+: ', text)
+    assert.is_false(state.requires_grad)
+    assert.is_nil(w.grad)
+    assert.same({ 0, 0 }, state:tolist())
+    local g = mf.compile(function(x)
+      local next_state = state + w * x
+      next_state:sum():backward()
+      state:copy_(next_state:detach())
+      return w.grad
+    end)
+    for i = 1, 2 do
+      assert.same({ 2, 2 }, g(mf.full({ 2 }, 2)):tolist())
+      assert.same({ 2 * i, 2 * i }, state:tolist())
+    end
   end)
 
   it('refuses captured tensors that got other memory', function()

@@ -201,8 +201,9 @@ static bool read_number(Reading *r, const Param *p, int slot, double *value) {
 static int read_tensor(Reading *r, const Param *p, int slot) {
   Tensor *t = bind_to_tensor(r->S, r->L, slot);
   double value;
+  int known = r->n_patches;
   if (!t && p->number && read_number(r, p, slot, &value)) {
-    t = tensor_number(r->S->E, value);
+    t = tensor_number(r->S->E, value, r->n_patches > known); /* a scalar may become one */
     if (!t) return MF_ENOMEM;
     r->temporary[r->n_temporary++] = t;
   }
@@ -406,7 +407,7 @@ static bool read_quick(Reading *r, int first) {
   for (int k = 0; k < n; k++) {
     Tensor *t = bind_to_tensor(r->S, L, first + k);
     if (!t && r->op->params[k].number && lua_type(L, first + k) == LUA_TNUMBER &&
-        (t = tensor_number(r->S->E, lua_tonumber(L, first + k))))
+        (t = tensor_number(r->S->E, lua_tonumber(L, first + k), false)))
       r->temporary[r->n_temporary++] = t;
     if (!t) {
       while (r->n_temporary) tensor_release(r->temporary[--r->n_temporary]);

@@ -44,8 +44,8 @@ Tensor *tensor_wrap(Eager *E, DType dtype, int ndim, const int64_t *shape, void 
 Tensor *tensor_alias(const Tensor *t);
 /* A handle on a storage that came from another Eager of the same context. */
 Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m);
-/* A 0-d number as Lua gave it. */
-Tensor *tensor_number(Eager *E, double value);
+/* A 0-d number as Lua gave it: int64 when it is whole; `fraction`: never. */
+Tensor *tensor_number(Eager *E, double value, bool fraction);
 void tensor_release(Tensor *t);
 /* Memory for t->m; the op's outputs. A code with the error set. */
 int tensor_allocate(Tensor *t);

@@ -255,7 +255,8 @@ static int call_on_values(Eager *E, EagerCall *c, int k) {
 
 /* What input k alone makes of a sum. */
 static Tensor *part(Eager *E, const EagerCall *c, int k) {
-  Tensor *t = c->in[k], *x = tensor_is_rows(t) ? t->row_values : t, *zero = tensor_number(E, 0);
+  Tensor *t = c->in[k], *x = tensor_is_rows(t) ? t->row_values : t,
+         *zero = tensor_number(E, 0, false);
   Tensor *y = zero ? call_with(E, c, k ? zero : x, k ? x : zero, NULL) : NULL;
   tensor_release(zero);
   return y && tensor_is_rows(t) ? with_values(t, y) : y;

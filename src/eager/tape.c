@@ -144,6 +144,18 @@ void tape_attach(Tensor *t, Node *n, int output) {
   keep_retained(t);
 }
 
+void tape_restore(Tensor *t, Node *n, int output, uint32_t history) {
+  Autograd *ag = tensor_autograd(t);
+  ag->history = history;
+  if (n) {
+    tape_attach(t, n, output);
+    return;
+  }
+  forget_retained(t);
+  tape_node_release(ag->node);
+  ag->node = NULL;
+}
+
 int tape_retain_grad(Eager *E, Tensor *t) {
   int rc = tape_refresh(E, t);
   if (rc || t->ag->retain_grad || !t->ag->node) return rc;

@@ -118,6 +118,8 @@ int tape_node(Eager *E, Tensor *t, Node **node, int *output);
 void tape_node_release(Node *n);
 /* t was made by n as its output `output`. */
 void tape_attach(Tensor *t, Node *n, int output);
+/* The same, or, with n NULL, by none; `history` as in Autograd. */
+void tape_restore(Tensor *t, Node *n, int output, uint32_t history);
 /* The edge to what made t, counted: a node, or a leaf's end of the tape; {NULL} when t needs no
  * gradient. */
 int tape_edge(Eager *E, Tensor *t, Edge *edge);

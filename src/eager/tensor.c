@@ -151,8 +151,8 @@ Tensor *tensor_alias(const Tensor *t) {
   return a;
 }
 
-Tensor *tensor_number(Eager *E, double value) {
-  bool whole = value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
+Tensor *tensor_number(Eager *E, double value, bool fraction) {
+  bool whole = !fraction && value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
                value == (double)(int64_t)value;
   static const int64_t none[1];
   Tensor *t = tensor_create(E, whole ? I64 : F64, 0, none, DEVICE_CPU);

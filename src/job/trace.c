@@ -83,13 +83,18 @@ static TraceLeaf *leaf_of(Trace *t, Tensor *x) {
   return leaf;
 }
 
-/* Views that the step makes are no leaves to be kept. */
 static void keep_leaf(Trace *t, Tensor *x) {
-  if (!dtype_is_float((DType)x->m.dtype) || !tensor_is_leaf(x) || tensor_base(x) != x) return;
+  x = tensor_base(x);
+  if (!dtype_is_float((DType)x->m.dtype)) return;
   TraceLeaf *leaf = leaf_of(t, x);
   if (leaf->used) return;
   leaf->used = true;
   leaf->requires_grad = tensor_requires_grad(x);
+  if (!x->ag) return;
+  leaf->node = x->ag->node;
+  leaf->output = x->ag->output;
+  leaf->history = x->ag->history;
+  if (leaf->node) leaf->node->refs++;
 }
 
 static TraceStorage *capture(Trace *t, Tensor *x) {
@@ -121,19 +126,18 @@ static GraphValue *number(Trace *t, const Tensor *x, const double *cell) {
 }
 
 static TraceView *find_view(TraceStorage *ts, const Meta *m) {
-  for (size_t i = 0; i < ts->views.n; i++) {
-    TraceView *v = &ts->views.at[i];
-    if (v->writes == ts->writes && same_meta(&v->meta, m)) return v;
-  }
+  for (size_t i = 0; i < ts->views.n; i++)
+    if (same_meta(&ts->views.at[i].meta, m)) return &ts->views.at[i];
   return NULL;
 }
 
-static void add_view(Trace *t, TraceStorage *ts, const Meta *m, GraphValue *value) {
-  TraceView *v = NULL;
-  for (size_t i = 0; i < ts->views.n && !v; i++)
-    if (ts->views.at[i].writes != ts->writes) v = &ts->views.at[i];
-  if (!v) v = list_add(&t->graph->arena, &ts->views);
-  *v = (TraceView){*m, ts->writes, value};
+/* What lies at m in the storage is `value` now. */
+static TraceView *set_view(Trace *t, TraceStorage *ts, const Meta *m, GraphValue *value) {
+  TraceView *v = find_view(ts, m);
+  if (!v) *(v = list_add(&t->graph->arena, &ts->views)) = (TraceView){.meta = *m};
+  v->writes = ts->writes;
+  v->value = value;
+  return v;
 }
 
 static void set_list(IntList *list, int n, const int64_t *v) {
@@ -141,22 +145,80 @@ static void set_list(IntList *list, int n, const int64_t *v) {
   if (n) memcpy(list->v, v, sizeof *v * (size_t)n);
 }
 
-static GraphValue *derive(Trace *t, TraceStorage *ts, const Meta *m) {
+static GraphNode *add_view_op(Trace *t, int op, const void *args, GraphValue *x, const Meta *m) {
+  GraphNode *n = graph_add_op(t->graph, NULL, &op_table[op], args, 1, &x, 1);
+  n->where = here(t);
+  describe(t, &n->out[0], m);
+  n->out[0].number = false;
+  return n;
+}
+
+/* What lies at m, read from the whole: the widest stride first, which is the order it keeps in
+ * memory, as a view would. */
+static GraphValue *read_out(Trace *t, TraceStorage *ts, const Meta *m) {
   struct slice_base_args a = {.offset = m->offset};
+  struct permute_args back = {.dims.n = m->ndim};
+  Meta sorted = *m;
+  int order[MF_MAX_DIMS];
+  for (int d = 0; d < m->ndim; d++) {
+    int at = d;
+    for (; at > 0 && m->stride[order[at - 1]] < m->stride[d]; at--) order[at] = order[at - 1];
+    order[at] = d;
+  }
+  for (int d = 0; d < m->ndim; d++) {
+    sorted.shape[d] = m->shape[order[d]];
+    sorted.stride[d] = m->stride[order[d]];
+    back.dims.v[order[d]] = d;
+  }
+  set_list(&a.base_stride, ts->root.ndim, ts->root.stride);
+  set_list(&a.size, m->ndim, sorted.shape);
+  set_list(&a.stride, m->ndim, sorted.stride);
+  GraphValue *y = &add_view_op(t, OP_slice_base, &a, ts->current, &sorted)->out[0];
+  bool moved = false;
+  for (int d = 0; d < m->ndim; d++) moved |= order[d] != d;
+  return moved ? &add_view_op(t, OP_permute, &back, y, m)->out[0] : y;
+}
+
+static GraphValue *derive(Trace *t, TraceStorage *ts, const Meta *m);
+
+/* The value at m in the storage. */
+static GraphValue *value_at(Trace *t, TraceStorage *ts, const Meta *m) {
+  if (same_meta(&ts->root, m)) return ts->current;
+  TraceView *v = find_view(ts, m);
+  return v && v->writes == ts->writes ? v->value : derive(t, ts, m);
+}
+
+/* Makes all views that `made` gave again, but those that were written since. */
+static void make_again(Trace *t, TraceStorage *ts, const GraphNode *made, const Meta *from) {
+  GraphValue *x = value_at(t, ts, from);
+  GraphNode *n = graph_add_op(t->graph, NULL, made->op, made->args, 1, &x, made->n_out);
+  n->where = here(t);
+  for (int k = 0; k < n->n_out; k++) {
+    const GraphValue *like = &made->out[k];
+    graph_describe(t->graph, &n->out[k], (DType)like->dtype, like->device, like->ndim, like->shape);
+  }
+  for (size_t i = 0; i < ts->views.n; i++) {
+    TraceView *v = &ts->views.at[i];
+    if (v->made != made || v->writes == ts->writes) continue;
+    v->value = &n->out[v->output];
+    v->writes = ts->writes;
+  }
+}
+
+/* The same, when it is not known: written since, or a view from before the step. */
+static GraphValue *derive(Trace *t, TraceStorage *ts, const Meta *m) {
   if (m->dtype != ts->root.dtype)
     arena_throw(&t->graph->arena,
                 err_set(MF_EUNSUPPORTED, "%s: a compiled step cannot see one memory as %s and %s",
                         t->call ? t->call->op->name : "return", dtype_name((DType)ts->root.dtype),
                         dtype_name((DType)m->dtype)));
-  set_list(&a.base_stride, ts->root.ndim, ts->root.stride);
-  set_list(&a.size, m->ndim, m->shape);
-  set_list(&a.stride, m->ndim, m->stride);
-  GraphNode *n = graph_add_op(t->graph, NULL, &op_table[OP_slice_base], &a, 1, &ts->current, 1);
-  n->where = here(t);
-  describe(t, &n->out[0], m);
-  n->out[0].number = false;
-  add_view(t, ts, m, &n->out[0]);
-  return &n->out[0];
+  TraceView *v = find_view(ts, m);
+  if (v && v->made) {
+    Meta from = v->from;
+    make_again(t, ts, v->made, &from);
+    return find_view(ts, m)->value;
+  }
+  return set_view(t, ts, m, read_out(t, ts, m))->value;
 }
 
 /* The value that x holds now. */
@@ -172,9 +234,7 @@ static GraphValue *value_of(Trace *t, Tensor *x, const double *cell) {
     ts = capture(t, x);
   }
   if (ts->capture) keep_leaf(t, x);
-  if (same_meta(&ts->root, &x->m)) return ts->current;
-  TraceView *v = find_view(ts, &x->m);
-  return v ? v->value : derive(t, ts, &x->m);
+  return value_at(t, ts, &x->m);
 }
 
 /* x holds `value` from now on. */
@@ -196,7 +256,7 @@ static void write_to(Trace *t, Tensor *x, GraphValue *value) {
   describe(t, &n->out[0], &ts->root);
   ts->current = &n->out[0];
   ts->writes++;
-  add_view(t, ts, &x->m, value);
+  set_view(t, ts, &x->m, value);
 }
 
 /* -- Calls ------------------------------------------------------------------------------------- */
@@ -282,16 +342,23 @@ static void record_op(Trace *t, EagerCall *c, GraphValue *const *in) {
   }
 }
 
-/* A view is a value of its own only where it differs from the whole. */
+/* A view is a value of its own only where it differs from the whole. One that goes by the strides
+ * of memory, which values do not have, is read from the whole. */
 static void record_view(Trace *t, EagerCall *c, GraphValue *const *in) {
   TraceStorage *ts = find(t, c->in[0]->storage);
+  if (c->op->id == OP_as_strided) return;
   GraphNode *n = graph_add_op(t->graph, NULL, c->op, c->args, c->n_in, in, c->n_out);
   n->where = here(t);
   for (int k = 0; k < c->n_out; k++) {
     const Meta *m = &c->out[k]->m;
     describe(t, &n->out[k], m);
     n->out[k].number = false;
-    if (!same_meta(&ts->root, m) && !find_view(ts, m)) add_view(t, ts, m, &n->out[k]);
+    TraceView *v = find_view(ts, m);
+    if (same_meta(&ts->root, m) || (v && (v->made || v->writes == ts->writes))) continue;
+    v = set_view(t, ts, m, &n->out[k]);
+    v->made = n;
+    v->output = k;
+    v->from = c->in[0]->m;
   }
 }
 
@@ -357,6 +424,26 @@ static void write_gradients(Trace *t) {
     value_of(t, leaf->grad, NULL);
     write_to(t, leaf->grad, value);
   }
+}
+
+/* The tape that the step made ends with it. False when a captured tensor would be on it, with the
+ * error set if `report`. */
+static bool restore_tape(Trace *t, bool report) {
+  bool kept = true;
+  for (size_t i = 0; i < t->leaves.n; i++) {
+    TraceLeaf *leaf = &t->leaves.at[i];
+    const Autograd *ag = leaf->tensor->ag;
+    if (!leaf->used || !ag || ag->node == leaf->node) continue;
+    const char *where = find(t, leaf->tensor->storage)->current->node->where;
+    tape_restore(leaf->tensor, leaf->node, leaf->output, leaf->history);
+    if (kept && report)
+      err_set(MF_EUNSUPPORTED,
+              "%s%scompile: a captured tensor is written with what requires a gradient, and no "
+              "gradient leaves a step; write it inside of mf.no_grad, or what is detached",
+              where ? where : "", where ? ": " : "");
+    kept = false;
+  }
+  return kept;
 }
 
 /* Gradients that the step made are its own: what there was comes back (`all`: in any case), unless
@@ -459,6 +546,8 @@ int trace_end(Trace *t, int n, Tensor *const *results) {
   t->E->tracer = NULL;
   for (size_t i = 0; i < t->storages.n; i++)
     if (t->storages.at[i]->capture) atomic_store(&t->storages.at[i]->storage->traced, false);
+  bool ended = n >= 0 && !rc;
+  if (!restore_tape(t, ended) && ended) rc = MF_EUNSUPPORTED;
   restore_gradients(t, n < 0 || rc);
   return rc;
 }
@@ -472,6 +561,7 @@ void trace_destroy(Trace *t) {
   for (size_t i = 0; i < t->leaves.n; i++) {
     tensor_release(t->leaves.at[i].tensor);
     tensor_release(t->leaves.at[i].grad);
+    if (t->leaves.at[i].node) tape_node_release(t->leaves.at[i].node);
   }
   map_free(&t->place);
   map_free(&t->leaf_place);

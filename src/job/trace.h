@@ -2,7 +2,8 @@
  *
  * While a Trace is at work its state executes nothing. A tensor's memory is named by its storage:
  * for each there is the value that it holds now, seen through `root`, and views are values derived
- * from it. A write through a view makes a new value of the whole; views are derived again after it.
+ * from it. A write through a view makes a new value of the whole; after it views are made again, by
+ * the ops that made them, when they are asked for.
  * A storage that existed before is a capture, known by the first tensor that led to it. */
 #ifndef MF_TRACE_H
 #define MF_TRACE_H
@@ -14,6 +15,10 @@ typedef struct TraceView {
   Meta meta;
   unsigned writes; /* of the storage when it was right */
   GraphValue *value;
+  const GraphNode
+      *made; /* the view op that gives it, as output `output`; NULL: older than the step */
+  int output;
+  Meta from; /* what `made` is a view of */
 } TraceView;
 
 typedef struct TraceStorage {
@@ -27,11 +32,14 @@ typedef struct TraceStorage {
   LIST(TraceView) views;
 } TraceStorage;
 
-/* A tensor from before that the step uses as a leaf, and how it was: a call where it is not so
- * needs another step. */
+/* A tensor from before that the step uses, or whose gradient it uses, and how it was: a call where
+ * it is not so needs another step. */
 typedef struct TraceLeaf {
-  Tensor *tensor; /* counted */
+  Tensor *tensor; /* counted; not a view */
   Tensor *grad;   /* what its gradient was before the step used it; counted */
+  Node *node;     /* the same of what the tape has of it; counted */
+  int output;
+  uint32_t history;
   bool used, requires_grad;
   bool uses_grad, reads_grad; /* the step used .grad; first to read it or to add to it */
 } TraceLeaf;
