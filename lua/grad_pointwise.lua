@@ -41,7 +41,9 @@ grad.pow = {
 }
 grad.pow_backward_a = {
   x = function(g, _, o) return mf._pow_backward_a(g, o.a, o.b) end,
-  a = function(g, _, o) return mf._pow_backward_a(g * o.x, o.a, less(o.b, g)) * o.b end,
+  a = function(g, _, o)
+    return (mf._pow_backward_a(g * o.x, o.a, less(o.b, g)) * o.b):masked_fill(o.b:eq(0), 0)
+  end,
   b = function(g, _, o)
     local v, e = g * o.x, less(o.b, g)
     return v * o.a ^ e + o.b * mf._pow_backward_b(v, o.a, e)

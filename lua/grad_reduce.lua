@@ -91,7 +91,7 @@ grad.std = {
 grad.logsumexp = {
   x = function(g, y, o)
     local shape = o.shape.x
-    local top = mf._spread(mf.where(y:abs():eq(math.huge), 0, y), shape, o.dim, o.keepdim)
+    local top = mf._spread(mf.where(y:eq(-math.huge), 0, y), shape, o.dim, o.keepdim)
     return (o.x - top):exp() * mf._spread(g, shape, o.dim, o.keepdim)
   end,
 }

@@ -52,7 +52,7 @@ both('frac', function(x) return x - x:trunc() end)
 both('logit', function(x, eps)
   if type(eps) == 'table' then eps = options('logit', eps, { eps = options.number }).eps end
   if eps then x = x:clamp(eps, 1 - eps) end
-  return (x / (1 - x)):log()
+  return x:log() - (-x):log1p()
 end)
 -- Degrees as radians.
 both('deg2rad', function(x) return x * (math.pi / 180) end)
@@ -60,9 +60,11 @@ both('deg2rad', function(x) return x * (math.pi / 180) end)
 both('rad2deg', function(x) return x * (180 / math.pi) end)
 -- sin(pi x) / (pi x), 1 at 0.
 both('sinc', function(x)
-  local zero = x:eq(0)
-  local y = x:masked_fill(zero, 1) * math.pi
-  return (y:sin() / y):masked_fill(zero, 1)
+  local t = x * math.pi
+  local near = t:abs():lt(0.1) -- there by its series, whose derivatives are good, too
+  local far, q = t:masked_fill(near, 1), t:masked_fill(near:logical_not(), 0):square()
+  local series = 1 - q * (1 - q * (1 - q * (1 - q / 72) / 42) / 20) / 6
+  return mf.where(near, series, far:sin() / far)
 end)
 -- x log y, 0 where x is 0.
 both('xlogy', function(x, y)

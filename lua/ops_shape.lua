@@ -81,9 +81,9 @@ end
 function mf.broadcast_tensors(...)
   local xs = mf.is_tensor((...)) and { ... } or ...
   local shapes, out = {}, {}
-  for k, x in ipairs(xs) do
-    check_tensor('broadcast_tensors', 'xs[' .. k .. ']', x)
-    shapes[k] = x.shape
+  for k = 1, mf.is_tensor((...)) and select('#', ...) or #xs do
+    check_tensor('broadcast_tensors', 'xs[' .. k .. ']', xs[k])
+    shapes[k] = xs[k].shape
   end
   local shape = mf._broadcast_shape(unpack(shapes))
   for k, x in ipairs(xs) do out[k] = x:broadcast_to(shape) end
@@ -93,17 +93,19 @@ end
 -- mf.meshgrid(a, b, {indexing = 'ij'}): a table of views of one shape, one dim for each vector;
 -- 'xy' exchanges the first two.
 function mf.meshgrid(...)
-  local xs = { ... }
-  local o = is_options(xs[#xs]) and table.remove(xs) or nil
+  local xs, n = { ... }, select('#', ...)
+  local o
+  if is_options(xs[n]) then o, xs[n], n = xs[n], nil, n - 1 end
   o = options('meshgrid', o, { indexing = 'ij' })
-  if type(xs[1]) == 'table' then xs = xs[1] end
+  if type(xs[1]) == 'table' then xs, n = xs[1], #xs[1] end
   if o.indexing ~= 'ij' and o.indexing ~= 'xy' then
     error(("meshgrid: indexing must be 'ij' or 'xy', is '%s'"):format(o.indexing), 2)
   end
-  if #xs == 0 then error('meshgrid: at least one tensor is needed', 2) end
-  local n, sizes, out = #xs, {}, {}
+  if n == 0 then error('meshgrid: at least one tensor is needed', 2) end
+  local sizes, out = {}, {}
   local function place(k) return o.indexing == 'xy' and n > 1 and k <= 2 and 3 - k or k end
-  for k, x in ipairs(xs) do
+  for k = 1, n do
+    local x = xs[k]
     check_tensor('meshgrid', 'xs[' .. k .. ']', x)
     if x:dim() > 1 then
       error(('meshgrid: xs[%d] must have 0 or 1 dims, has shape %s'):format(k, tostring(x.shape)), 2)

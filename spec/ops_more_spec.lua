@@ -76,6 +76,31 @@ describe('gradients at the seams', function()
     assert.near(math.exp(-18), tiny, 1e-14)
   end)
 
+  -- what f(x) gives, and its first two derivatives
+  local function curve(f, x)
+    local a = leaf(x)
+    local y = f(a)
+    local g = mf.grad(y, { a }, { create_graph = true })[1]
+    return { y:item(), g:item(), g.requires_grad and mf.grad(g, { a })[1]:item() or 0 }
+  end
+
+  it('of sinc, pow, logit and hardswish', function()
+    same({ 1, 0, -math.pi ^ 2 / 3 }, curve(mf.sinc, 0))
+    same({ 1, -math.pi ^ 2 * 3e-5 / 3, -math.pi ^ 2 / 3 }, curve(mf.sinc, 3e-5))
+    same({ 0.6366198, -1.2732395, -1.1902271 }, curve(mf.sinc, 0.5))
+    same({ 1, 0, 0 }, curve(function(x) return x ^ 0 end, 0))
+    assert.equal(math.huge, curve(mf.logit, 0)[2])
+    assert.equal(math.huge, curve(mf.logit, 1)[2])
+    same({ 3, 1 }, curve(mf.hardswish, 3))
+    same({ 0, 0 }, curve(mf.hardswish, -3))
+  end)
+
+  it('of logsumexp go to what is infinite', function()
+    local x = leaf { math.huge, 1, 2 }
+    x:logsumexp(0):backward()
+    assert.same({ 0, 0 }, x.grad[{ { 1, 3 } }]:tolist())
+  end)
+
   it('of atan2 at the origin are zero', function()
     local a, b = leaf { 0, 0, 0 }, leaf { 0, 1, -2 }
     mf.atan2(a, b):sum():backward()
@@ -168,5 +193,7 @@ describe('wrong arguments', function()
     fails('tensordot: dim 1 of x has size 3, dim 0 of y 2', mf.tensordot, mf.ones(2, 3), mf.ones(2, 3), { dims = 1 })
     fails('hstack: a table of tensors is needed', mf.hstack, {})
     fails('median: dim 0 has no entries', mf.median, mf.ones(0), 0)
+    fails('broadcast_tensors: xs[2] must be a tensor, is nil', mf.broadcast_tensors, mf.ones(1), nil, mf.ones(2))
+    fails('meshgrid: xs[2] must be a tensor, is nil', mf.meshgrid, mf.ones(1), nil, mf.ones(2))
   end)
 end)

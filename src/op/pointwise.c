@@ -388,9 +388,9 @@ POINTWISE1(hardsigmoid, "hardsigmoid(Tensor x) -> Tensor", F,
 /* x * hardsigmoid(x). */
 POINTWISE1(hardswish, "hardswish(Tensor x) -> Tensor", F,
            x * (x < K(-3) ? K(0) : x > K(3) ? K(6) : x + K(3)) / K(6))
-/* The gradient of hardswish: g (x / 3 + 1/2) between -3 and 3. */
+/* The gradient of hardswish: g (b / 3 + 1/2) between -3 and 3, and at these what holds outside. */
 POINTWISE2_BACKWARD(hardswish_backward, "hardswish_backward(Tensor a, Tensor b) -> Tensor",
-                    b < K(-3) ? K(0) : b > K(3) ? a : a * (b / K(3) + K(0.5)))
+                    b <= K(-3) ? K(0) : b >= K(3) ? a : a * (b / K(3) + K(0.5)))
 /* x / (1 + |x|). */
 POINTWISE1(softsign, "softsign(Tensor x) -> Tensor", F, x / (K(1) + fabs(x)))
 /* The gradient of softsign: g / (1 + |x|)^2. */
