@@ -254,6 +254,27 @@ describe('fused pointwise ops', function()
     end, 'alpha', x)
   end)
 
+  it('in runs that stay in registers', function()
+    local function f(x, y, c)
+      local a = ((x + y) * 1.5 - c):relu() -- numbers, and a 0-d tensor, are single elements
+      local b = (y - (x * y):abs():neg()) / 3
+      local d = (c / (y / (b:square() - x))):maximum(y)
+      local e = (2 - mf.minimum(d * d, x) + d) * y -- d is wanted later
+      return a, b, d, (e - a) / b, mf._relu_backward(x + y, y) - 1, mf._relu_backward(y, x + y)
+    end
+    for _, n in ipairs { 1, 15, 16, 48, 64, 113, 128, 144, 1000, 4096 + 32 } do
+      check(f, n .. ' elements', values(mf.float32, n), values(mf.float32, n), mf.tensor(0.7))
+    end
+    local x, y = mf.randn(300), mf.randn(300)
+    for k, v in ipairs(special) do -- each with each
+      for l, w in ipairs(special) do
+        x[k * #special + l], y[k * #special + l] = v, w
+      end
+    end
+    check(f, 'special values', x, y, mf.tensor(0.7))
+    check(f, 'broadcast', x:reshape(3, 100), y:reshape(3, 100)[1], mf.tensor(-1))
+  end)
+
   it('that are read in between', function()
     check(function(x, w)
       local a = x * 2 + 1

@@ -12,11 +12,15 @@
  * that dies where a result of its size is made becomes that result. Single elements (numbers, 0-d
  * tensors) fill a slot once, or a cell, where the kernel takes one element.
  *
+ * Steps that each take what the one before has made, and are simple enough, are done together, in
+ * registers (fused_run.h).
+ *
  * An output may have the memory of an input (OP_BLOCKWISE). A block of it is then written after the
  * last reader of that input, at once or at the end of the program. */
 #define WALK_OPERANDS 24
 #include "op_program.h"
 
+#include "fused_run.h"
 #include "op_args.h"
 #include "pointwise_run.h"
 
@@ -97,12 +101,23 @@ static int fused_infer(Infer *I) {
 
 /* -- What is run for each block ---------------------------------------------------------------- */
 
-typedef enum FusedKind { FUSED_KERNEL, FUSED_CONVERT, FUSED_GATHER, FUSED_SCATTER } FusedKind;
+typedef enum FusedKind {
+  FUSED_KERNEL,
+  FUSED_RUN, /* this kernel and those that are chained to it */
+  FUSED_CONVERT,
+  FUSED_GATHER,
+  FUSED_SCATTER
+} FusedKind;
 
 typedef struct FusedOp {
   uint8_t kind, n_in, size; /* size: bytes an element of the block, of gather and scatter */
   int16_t operand;          /* of the walk, of those two */
   int16_t in[PROGRAM_INPUTS], out;
+  uint8_t code;   /* of a kernel: RunCode; RUN_NONE: it cannot be part of a run */
+  int8_t value;   /* which input the run's value is */
+  bool chained;   /* it takes what the op before has made, */
+  bool keeps;     /* which is wanted later too: of the op before */
+  int16_t length; /* of a run, in ops */
   PointwiseFn *fn;
   BlockConvert *convert;
   const void *args;
@@ -281,6 +296,33 @@ static bool is_single(const Resolving *r, int in) {
   return in >= 0 && r->operand[in] < 0;
 }
 
+/* Whether the kernel of step s can be part of a run, and whether it takes what the op before made.
+ */
+static void link_to_run(Resolving *r, int s, const PointwiseKernel *k, FusedOp *op) {
+  const ProgramStep *step = &r->p->steps[s];
+  FusedOp *before = op > r->j->ops ? op - 1 : NULL;
+  bool usual = !op_table[step->op].spec[OP_ISA]->choose || k->single;
+  if (k->cls != PW_F32 || k->bool_out || step->dtype != F32 || !usual) return;
+  op->code = run_codes[step->op].first;
+  if (s == 0 || !before || before->kind != FUSED_KERNEL || !before->code) return;
+  bool first = step->in[0] == ~(s - 1), second = op->n_in > 1 && step->in[1] == ~(s - 1);
+  if (first == second || !(first ? op->code : run_codes[step->op].second)) return;
+  op->chained = true;
+  op->value = (int8_t)second;
+  before->keeps = r->last[r->p->n_in + s - 1] != s;
+  if (second) op->code = run_codes[step->op].second;
+}
+
+/* Marks the first of each run of chained kernels. */
+static void find_runs(FusedJob *j) {
+  for (int i = 0, n; i < j->n_ops; i += n) {
+    for (n = 1; i + n < j->n_ops && j->ops[i + n].chained;) n++;
+    if (n == 1) continue;
+    j->ops[i].kind = FUSED_RUN;
+    j->ops[i].length = (int16_t)n;
+  }
+}
+
 static int resolve_step(Resolving *r, int s) {
   const ProgramStep *step = &r->p->steps[s];
   int me = r->p->n_in + s, at = direct_output(r, s);
@@ -300,6 +342,7 @@ static int resolve_step(Resolving *r, int s) {
   op->args = op_program_args(r->p, s);
   op->n_in = (uint8_t)k.n_in;
   for (int i = 0; i < k.n_in; i++) op->in[i] = (int16_t)in[i];
+  link_to_run(r, s, &k, op);
   bool as_is = k.bool_out || block_is_native(t, k.cls);
   size_t size = k.bool_out ? 1 : pw_class_size(k.cls);
   op->out = (int16_t)(as_is && at >= 0 ? at : result_slot(r, s, op, size));
@@ -380,10 +423,22 @@ static int resolve(FusedJob *j, const OpCall *c) {
     if (rc) return rc;
   }
   store_outputs(&r);
+  find_runs(j);
   return 0;
 }
 
 /* -- Running ----------------------------------------------------------------------------------- */
+
+static void run_chain(const FusedOp *op, int64_t n, char **at) {
+  RunStep steps[2 * PROGRAM_STEPS], *end = steps;
+  for (int i = 0; i < op->length; i++) {
+    const FusedOp *o = &op[i];
+    int b = o->in[o->n_in > 1 ? !o->value : 0];
+    *end++ = (RunStep){o->code + (o->n_in > 1 && b >= FUSED_CELLS), at[b]};
+    if (o->keeps || i + 1 == op->length) *end++ = (RunStep){RUN_STORE, at[o->out]};
+  }
+  fused_run(n, at[op->in[0]], steps, end);
+}
 
 /* n elements from `first`, computed as `padded` of them. */
 static void run_block(const FusedJob *j, int64_t first, int64_t n, int64_t padded, char **at) {
@@ -394,6 +449,10 @@ static void run_block(const FusedJob *j, int64_t first, int64_t n, int64_t padde
       case FUSED_KERNEL:
         for (int k = 0; k < op->n_in; k++) in[k] = at[op->in[k]];
         op->fn(padded, op->args, in, at[op->out]);
+        break;
+      case FUSED_RUN:
+        run_chain(op, padded, at);
+        i += op->length - 1;
         break;
       case FUSED_CONVERT: op->convert(padded, at[op->in[0]], 1, at[op->out]); break;
       case FUSED_GATHER:
@@ -431,22 +490,19 @@ static void run_parts(int64_t begin, int64_t end, void *arg) {
   const FusedJob *j = arg;
   const Walk *w = &j->walk;
   char *at[FUSED_PLACES];
-  union {
-    double align;
-    char bytes[PW_PAD];
-  } cells[PROGRAM_STEPS];
+  char cells[PROGRAM_STEPS][LANES_BYTES] __attribute__((aligned(64)));
   for (int64_t part = begin; part < end; part++) {
     int64_t i = w->numel / PW_PAD * part / j->parts * PW_PAD,
             last =
                 part + 1 < j->parts ? w->numel / PW_PAD * (part + 1) / j->parts * PW_PAD : w->numel;
     for (int k = 0; k < j->n_slots; k++)
       at[w->n + k] = j->scratch + (size_t)part * j->part_bytes + (size_t)k * j->slot_bytes;
-    for (int k = 0; k < j->n_cells; k++) at[FUSED_CELLS + k] = cells[k].bytes;
+    for (int k = 0; k < j->n_cells; k++) at[FUSED_CELLS + k] = cells[k];
     for (int k = 0; k < j->n_constants; k++) {
       const FusedConstant *c = &j->constants[k];
       BlockConvert *load = block_loads[c->cls][c->dtype];
-      if (c->cell) load(1, c->from, 1, at[c->place]);
-      else pw_fill(load, (PointwiseClass)c->cls, c->from, j->block, (void *)at[c->place]);
+      int64_t most = c->cell ? LANES_BYTES / (int64_t)pw_class_size(c->cls) : j->block;
+      pw_fill(load, (PointwiseClass)c->cls, c->from, most, (void *)at[c->place]);
     }
     for (int64_t n; last - i >= PW_PAD; i += n) {
       n = last - i < j->block ? (last - i) & ~(int64_t)(PW_PAD - 1) : j->block;
