@@ -272,6 +272,11 @@ describe('fused pointwise ops', function()
       end
     end
     check(f, 'special values', x, y, mf.tensor(0.7))
+    check(function(p, q)
+      return p:relu():neg(), p:neg():relu(), p:neg():abs(), mf.maximum(p, q):neg(), mf.minimum(p, q):neg(),
+        p:square():neg(), mf._relu_backward(p, q):neg(), (p - q):neg(), (p + q):neg(), (p * q):neg(), (p / q):neg(),
+        (p:neg() - q), (q - p:neg()), (q / p:neg()), (1 / p:neg())
+    end, 'pairs', x, y)
     check(f, 'broadcast', x:reshape(3, 100), y:reshape(3, 100)[1], mf.tensor(-1))
   end)
 
