@@ -95,10 +95,14 @@ static void forward(GraphValue **v) {
   while (*v && (*v)->mark) *v = (*v)->mark;
 }
 
+void graph_replace_results(Graph *g) {
+  for (size_t i = 0; i < g->results.n; i++) forward(&g->results.at[i]);
+}
+
 void graph_replace_marked(Graph *g) {
   for (GraphNode *n = g->first; n; n = n->next)
     for (int k = 0; k < n->n_in; k++) forward(&n->in[k]);
-  for (size_t i = 0; i < g->results.n; i++) forward(&g->results.at[i]);
+  graph_replace_results(g);
 }
 
 void graph_replace(Graph *g, GraphValue *from, GraphValue *to) {

@@ -50,12 +50,15 @@ typedef struct GraphPatch {
 } GraphPatch;
 
 struct GraphNode {
-  uint8_t kind; /* GraphKind */
-  const Op *op;
-  void *args;      /* struct NAME_args, normalised */
+  uint8_t kind;    /* GraphKind */
   int n_in, n_out; /* inputs as in OpCall, flattened; NULL: absent. Outputs are the op's, then the
                       new values of inputs that it writes, in the order of `written` */
+  const Op *op;
+  void *args; /* struct NAME_args, normalised */
   GraphValue **in, *out;
+  GraphNode *next, *prev;
+  int64_t id;
+  void *mark; /* as a value's; what follows is read more rarely */
   int n_written;
   const int *written; /* inputs that the op writes */
   int n_patches;
@@ -67,9 +70,6 @@ struct GraphNode {
   int cell;          /* of a number; NO_CELL: it is a constant */
   GraphNode *target; /* of a write */
   const char *where; /* the user's line, "train.lua:12"; NULL: unknown */
-  GraphNode *next, *prev;
-  int64_t id;
-  void *mark;
 };
 
 struct Graph {
@@ -103,6 +103,8 @@ void graph_move(Graph *g, GraphNode *n, GraphNode *at);
 void graph_replace(Graph *g, GraphValue *from, GraphValue *to);
 /* Every use of a value whose mark is not NULL becomes one of (GraphValue *)mark, repeatedly. */
 void graph_replace_marked(Graph *g);
+/* The same of results alone, for passes that have looked at all nodes' inputs. */
+void graph_replace_results(Graph *g);
 /* Numbers nodes and values in order. */
 void graph_renumber(Graph *g);
 /* Sets the marks of all nodes and values to NULL. */
@@ -110,6 +112,12 @@ void graph_clear_marks(Graph *g);
 
 static inline bool graph_is_op(const GraphNode *n, int op_id) {
   return n->kind == GRAPH_OP && n->op->id == op_id;
+}
+/* How many values there are, if they are numbered. */
+static inline int64_t graph_values(const Graph *g) {
+  const GraphNode *n = g->last;
+  while (n && !n->n_out) n = n->prev;
+  return n ? n->out[n->n_out - 1].id + 1 : 0;
 }
 static inline int64_t graph_numel(const GraphValue *v) {
   return shape_numel(v->ndim, v->shape);
@@ -125,7 +133,8 @@ void graph_dot(Graph *g, Str *out);
  * to give; what is returned has passed graph_verify. */
 Graph *graph_parse(const char *text);
 /* Checks that values are made before they are used, that outputs are what inference says, that
- * writes go to captures, once each. `after` names the pass for the error text; 0 or a code. */
+ * writes go to captures, once each. `after` names the pass for the error text; 0 or a code. Leaves
+ * nodes and values numbered, and no marks. */
 int graph_verify(Graph *g, const char *after);
 
 #endif

@@ -14,6 +14,8 @@ typedef struct Checker {
   Meta *metas; /* of inputs, then outputs */
   const Meta **in;
   int cap;
+  const GraphValue **made; /* by id, those of the nodes that were walked */
+  int64_t n_made, cap_made;
   bool settle; /* arguments become what inference makes of them, as those of traces are */
 } Checker;
 

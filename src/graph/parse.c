@@ -25,6 +25,7 @@ typedef struct Reader {
   locale_t plain; /* in which numbers are read */
   Checker checker;
   LIST(GraphValue *) values; /* by id */
+  LIST(GraphValue *) in;     /* of the op that is read */
 } Reader;
 
 static void fail(Reader *r, const char *format, ...)
@@ -217,22 +218,18 @@ static void read_type(Reader *r, GraphValue *v) {
 
 /* -- Ops --------------------------------------------------------------------------------------- */
 
-typedef struct Inputs {
-  LIST(GraphValue *) v;
-} Inputs;
-
-static void read_list(Reader *r, Inputs *in, int64_t *count) {
-  size_t before = in->v.n;
+static void read_list(Reader *r, int64_t *count) {
+  size_t before = r->in.n;
   expect(r, "[");
   if (!accept(r, "]")) {
     do {
-      if (in->v.n >= COUNT_MAX) fail(r, "too many inputs");
+      if (r->in.n >= COUNT_MAX) fail(r, "too many inputs");
       GraphValue *v = read_value_or_none(r);
-      *list_add(&r->g->arena, &in->v) = v;
+      *list_add(&r->g->arena, &r->in) = v;
     } while (accept(r, ","));
     expect(r, "]");
   }
-  *count = (int64_t)(in->v.n - before);
+  *count = (int64_t)(r->in.n - before);
 }
 
 /* Whether an input comes next, and no argument by name. */
@@ -247,8 +244,9 @@ static bool is_input(Reader *r) {
 
 /* The inputs, as far as they are written; absent ones behind them are NULL, or empty lists. Whether
  * arguments follow; if not, the closing parenthesis is read. */
-static bool read_inputs(Reader *r, const Op *op, char *args, Inputs *in) {
+static bool read_inputs(Reader *r, const Op *op, char *args) {
   int i = 0;
+  r->in.n = 0;
   bool empty = accept(r, ")"), more = !empty && !is_input(r);
   if (!empty && !more) {
     do {
@@ -257,10 +255,10 @@ static bool read_inputs(Reader *r, const Op *op, char *args, Inputs *in) {
       if (i == op->n_params) fail(r, "%s has not so many inputs", op->name);
       const Param *p = &op->params[i++];
       if (p->list) {
-        read_list(r, in, (int64_t *)(void *)(args + p->offset));
+        read_list(r, (int64_t *)(void *)(args + p->offset));
       } else {
         GraphValue *v = read_value_or_none(r);
-        *list_add(&r->g->arena, &in->v) = v;
+        *list_add(&r->g->arena, &r->in) = v;
       }
     } while (accept(r, ","));
     if (!more) expect(r, ")");
@@ -269,7 +267,7 @@ static bool read_inputs(Reader *r, const Op *op, char *args, Inputs *in) {
     const Param *p = &op->params[i];
     if (p->kind != PARAM_TENSOR) continue;
     if (p->list) *(int64_t *)(void *)(args + p->offset) = 0;
-    else *list_add(&r->g->arena, &in->v) = NULL;
+    else *list_add(&r->g->arena, &r->in) = NULL;
   }
   return more;
 }
@@ -357,8 +355,7 @@ static bool accept_cell(Reader *r, int *cell) {
 static void read_arguments(Reader *r, GraphNode *n, bool more) {
   const Op *op = n->op;
   bool given[OP_MAX_PARAMS] = {false};
-  GraphPatch *patches = arena_array(&r->g->arena, GraphPatch, OP_MAX_PARAMS);
-  n->patches = patches;
+  GraphPatch patches[OP_MAX_PARAMS];
   while (more) {
     char name[WORD_MAX];
     int i = 0, cell = NO_CELL;
@@ -377,6 +374,7 @@ static void read_arguments(Reader *r, GraphNode *n, bool more) {
     more = accept(r, ",");
     if (!more) expect(r, ")");
   }
+  n->patches = arena_copy(&r->g->arena, patches, sizeof *patches * (size_t)n->n_patches);
   for (int i = 0; i < op->n_params; i++) {
     const Param *p = &op->params[i];
     bool needed = p->kind != PARAM_TENSOR && !p->fallback && !p->optional && !given[i];
@@ -386,6 +384,7 @@ static void read_arguments(Reader *r, GraphNode *n, bool more) {
 
 /* Which inputs the signature says are written. */
 static void find_written(Reader *r, GraphNode *n) {
+  if (!n->op->n_mutated) return;
   int *written = arena_array(&r->g->arena, int, n->n_in), position = 0;
   n->written = written;
   for (int i = 0; i < n->op->n_params; i++) {
@@ -399,12 +398,15 @@ static void find_written(Reader *r, GraphNode *n) {
 
 static GraphNode *read_op(Reader *r, const char *name, int n_out) {
   const Op *op = op_find(name);
-  Inputs in = {{0}};
+  union {
+    char bytes[OP_MAX_ARGS];
+    double align;
+  } args;
   if (!op) fail(r, "there is no op %s", name);
   expect(r, "(");
-  char *args = arena_copy(&r->g->arena, op->defaults, op->args_size);
-  bool more = read_inputs(r, op, args, &in);
-  GraphNode *n = graph_add_op(r->g, NULL, op, args, (int)in.v.n, in.v.at, n_out);
+  memcpy(args.bytes, op->defaults, op->args_size);
+  bool more = read_inputs(r, op, args.bytes);
+  GraphNode *n = graph_add_op(r->g, NULL, op, args.bytes, (int)r->in.n, r->in.at, n_out);
   read_arguments(r, n, more);
   find_written(r, n);
   return n;

@@ -229,30 +229,49 @@ int graph_check_node(Checker *c, const Graph *g, const GraphNode *n) {
 void graph_check_free(Checker *c) {
   mem_free(c->metas);
   mem_free(c->in);
+  mem_free(c->made);
 }
 
 /* -- The whole --------------------------------------------------------------------------------- */
-
-/* Marks of what was met: values that are made, captures that are written. */
-static const char made_mark[1], written_mark[1];
-#define MADE ((void *)(uintptr_t)made_mark)
-#define WRITTEN ((void *)(uintptr_t)written_mark)
 
 static int rank_of(const GraphNode *n) {
   if (n->kind == GRAPH_INPUT || n->kind == GRAPH_CAPTURE) return 0;
   return n->kind == GRAPH_WRITE ? 2 : 1;
 }
 
-static int check_place(const GraphNode *n) {
+/* Not by its id alone: nodes that were removed have one too. */
+static bool is_made(const Checker *c, const GraphValue *v) {
+  return v->id >= 0 && v->id < c->n_made && c->made[v->id] == v;
+}
+
+static int check_place(Checker *c, const GraphNode *n) {
   if (n->prev && rank_of(n->prev) > rank_of(n))
     return err_set(MF_EINVAL, "inputs and captures come first, writes last");
   for (int k = 0; k < n->n_in; k++)
-    if (n->in[k] && n->in[k]->mark != MADE)
+    if (n->in[k] && !is_made(c, n->in[k]))
       return err_set(MF_EINVAL, "input %d is not made before it is used", k);
   if (n->kind != GRAPH_WRITE || !n->target || n->target->kind != GRAPH_CAPTURE) return 0;
-  if (n->target->out[0].mark != MADE) return err_set(MF_EINVAL, "the capture is none of the graph");
-  if (n->target->mark == WRITTEN) return err_set(MF_EINVAL, "the capture is written twice");
-  n->target->mark = WRITTEN;
+  if (!is_made(c, &n->target->out[0]))
+    return err_set(MF_EINVAL, "the capture is none of the graph");
+  if (n->target->mark) return err_set(MF_EINVAL, "the capture is written twice");
+  n->target->mark = n->target;
+  return 0;
+}
+
+/* Numbers what n makes. */
+static int note_made(Checker *c, GraphNode *n) {
+  if (c->n_made + n->n_out > c->cap_made) {
+    int64_t cap = 2 * (c->n_made + n->n_out) + 64;
+    const GraphValue **made = mem_resize(c->made, sizeof *made * (size_t)cap);
+    if (!made) return err_set(MF_ENOMEM, "out of memory");
+    c->made = made;
+    c->cap_made = cap;
+  }
+  for (int k = 0; k < n->n_out; k++) {
+    n->out[k].id = c->n_made;
+    n->out[k].mark = NULL;
+    c->made[c->n_made++] = &n->out[k];
+  }
   return 0;
 }
 
@@ -270,24 +289,26 @@ static int explain(int rc, const char *after, const GraphNode *n) {
 }
 
 static int check_all(Graph *g, const char *after, Checker *c) {
+  int64_t nodes = 0;
   for (GraphNode *n = g->first; n; n = n->next) {
-    int rc = check_place(n);
+    n->id = nodes++;
+    n->mark = NULL;
+    int rc = check_place(c, n);
     if (!rc) rc = graph_check_node(c, g, n);
+    if (!rc) rc = note_made(c, n);
     if (rc) return explain(rc, after, n);
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = MADE;
   }
   for (size_t i = 0; i < g->results.n; i++)
-    if (!g->results.at[i] || g->results.at[i]->mark != MADE)
+    if (!g->results.at[i] || !is_made(c, g->results.at[i]))
       return explain(err_set(MF_EINVAL, "result %d is not made", (int)i + 1), after, NULL);
   return 0;
 }
 
 int graph_verify(Graph *g, const char *after) {
   Checker c = {0};
-  graph_renumber(g);
-  graph_clear_marks(g);
   int rc = check_all(g, after, &c);
-  graph_clear_marks(g); /* so that nothing removed later looks as if it were made */
+  for (GraphNode *n = g->last; n && n->kind == GRAPH_WRITE; n = n->prev)
+    if (n->target) n->target->mark = NULL;
   graph_check_free(&c);
   return rc;
 }

@@ -425,28 +425,22 @@ static void forward(GraphNode *n) {
     if (n->in[k] && n->in[k]->mark) n->in[k] = n->in[k]->mark;
 }
 
+/* How often each value is used; NULL where the order in memory has a meaning. */
 static int *count_uses(Graph *g) {
-  int64_t n_values = 0;
-  for (const GraphNode *n = g->first; n; n = n->next) n_values += n->n_out;
-  int *uses = arena_array(&g->arena, int, n_values + 1);
-  for (const GraphNode *n = g->first; n; n = n->next)
+  int *uses = arena_array(&g->arena, int, graph_values(g) + 1);
+  for (const GraphNode *n = g->first; n; n = n->next) {
+    if (graph_is_op(n, OP_as_strided)) return NULL;
     for (int k = 0; k < n->n_in; k++)
       if (n->in[k]) uses[n->in[k]->id]++;
+  }
   for (size_t i = 0; i < g->results.n; i++) uses[g->results.at[i]->id]++;
   return uses;
-}
-
-static bool has_strided(const Graph *g) {
-  for (const GraphNode *n = g->first; n; n = n->next)
-    if (graph_is_op(n, OP_as_strided)) return true;
-  return false;
 }
 
 void pass_algebra(Graph *g, const PassSettings *s) {
   (void)s;
   Algebra a = {g, count_uses(g)};
-  if (has_strided(g)) return;
-  for (GraphNode *n = g->first; n; n = n->next) {
+  for (GraphNode *n = a.uses ? g->first : NULL; n; n = n->next) {
     forward(n);
     if (n->kind != GRAPH_OP || n->n_out != 1 || n->n_patches) continue;
     GraphValue *by = simplify(&a, n);
@@ -454,5 +448,5 @@ void pass_algebra(Graph *g, const PassSettings *s) {
     n->out[0].mark = by;
     graph_remove(g, n);
   }
-  graph_replace_marked(g);
+  graph_replace_results(g);
 }

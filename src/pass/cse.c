@@ -106,8 +106,7 @@ static void forward(GraphNode *n) {
 
 void pass_cse(Graph *g, const PassSettings *s) {
   (void)s;
-  size_t count = 0, cap = 16;
-  for (GraphNode *n = g->first; n; n = n->next) count++;
+  size_t count = g->last ? (size_t)g->last->id + 1 : 0, cap = 16;
   while (cap < 2 * count) cap *= 2;
   GraphNode **table = arena_array(&g->arena, GraphNode *, cap);
   for (GraphNode *n = g->first; n; n = n->next) {
@@ -123,5 +122,5 @@ void pass_cse(Graph *g, const PassSettings *s) {
     for (int k = 0; k < n->n_out; k++) n->out[k].mark = &table[i]->out[k];
     graph_remove(g, n);
   }
-  graph_replace_marked(g);
+  graph_replace_results(g);
 }

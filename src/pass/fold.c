@@ -31,6 +31,7 @@ typedef struct Folding {
   const PassSettings *s;
   char *space; /* SMALL elements */
   size_t used;
+  int strided; /* whether the order in memory has a meaning somewhere; -1: not yet looked at */
 } Folding;
 
 static const Constant *constant_of(const GraphValue *v) {
@@ -145,14 +146,11 @@ static bool has_generator(const Op *op) {
 }
 
 static bool may_compute(const GraphNode *n) {
-  int flags = n->op->spec[0]->flags;
-  if (flags & (OP_VIEW | OP_RANDOM | OP_DATA) || has_generator(n->op)) return false;
-  if (n->n_written || !n->n_in || !n->n_out) return false;
+  if (n->n_written || !n->n_in || n->n_out != 1) return false;
   for (int k = 0; k < n->n_in; k++)
     if (n->in[k] && (!constant_of(n->in[k]) || n->in[k]->device != DEVICE_CPU)) return false;
-  for (int k = 0; k < n->n_out; k++)
-    if (n->out[k].device != DEVICE_CPU || graph_numel(&n->out[k]) == 0) return false;
-  return true;
+  if (n->op->spec[0]->flags & (OP_RANDOM | OP_DATA) || has_generator(n->op)) return false;
+  return n->out[0].device == DEVICE_CPU && graph_numel(&n->out[0]) > 0;
 }
 
 /* Whether a double, which is what `full` takes, holds the constant. */
@@ -183,6 +181,14 @@ static bool fold_filling(Folding *f, GraphNode *n) {
   return true;
 }
 
+static bool is_strided(Folding *f) {
+  if (f->strided >= 0) return f->strided;
+  f->strided = 0;
+  for (const GraphNode *n = f->g->first; n; n = n->next)
+    f->strided |= graph_is_op(n, OP_as_strided);
+  return f->strided;
+}
+
 static void fold_node(Folding *f, GraphNode *n) {
   if (n->kind == GRAPH_NUMBER && n->cell == NO_CELL) know_number(f, &n->out[0], n->value);
   if (n->kind != GRAPH_OP || n->n_patches) return;
@@ -192,10 +198,10 @@ static void fold_node(Folding *f, GraphNode *n) {
     return;
   }
   bool filling = fold_filling(f, n);
-  if (!filling && (n->n_out != 1 || !may_compute(n) || !compute(f, n))) return;
+  if (!filling && (!may_compute(n) || !compute(f, n))) return;
   GraphValue *v = &n->out[0];
   if (filling && (!n->n_in || n->n_written || v->device != DEVICE_CPU)) return;
-  if (!fits_double(v)) return;
+  if (!fits_double(v) || is_strided(f)) return;
   ((Constant *)v->mark)->now = make_full(f, n, v);
   ((Constant *)v->mark)->now->mark = v->mark;
   graph_remove(f->g, n);
@@ -206,15 +212,8 @@ static GraphValue *forward(GraphValue *v) {
   return c && c->now ? c->now : v;
 }
 
-static bool has_strided(const Graph *g) {
-  for (const GraphNode *n = g->first; n; n = n->next)
-    if (graph_is_op(n, OP_as_strided)) return true;
-  return false;
-}
-
 void pass_fold(Graph *g, const PassSettings *s) {
-  Folding f = {.g = g, .s = s};
-  if (has_strided(g)) return;
+  Folding f = {.g = g, .s = s, .strided = -1};
   f.space = arena_alloc(&g->arena, SMALL * 8 + 64);
   f.space += 63 & -(uintptr_t)f.space;
   for (GraphNode *n = g->first; n; n = n->next) {

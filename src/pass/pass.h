@@ -1,8 +1,9 @@
 /* Rewrites of the logical program.
  *
  * A pass is one file with one function, and one line of the table in pipeline.c, which is also the
- * order in which they run. It gets a graph that graph_verify accepts, and leaves one that does the
- * same: writes and results are equal bit for bit. It runs under arena_protect(&g->arena). */
+ * order in which they run. It gets a graph that graph_verify accepts, numbered and without marks,
+ * and leaves one that does the same: writes and results are equal bit for bit. It runs under
+ * arena_protect(&g->arena). */
 #ifndef MF_PASS_H
 #define MF_PASS_H
 #include "device.h"
@@ -29,7 +30,7 @@ extern const int pass_count;
 
 /* The bits of the lines of that name, 0: there is none. */
 uint64_t pass_bits(const char *name);
-/* Line k of the table on g, verified afterwards: 0 or a code. */
+/* Line k of the table on g, which is verified, and is so again afterwards: 0 or a code. */
 int pass_run(Graph *g, int k, const PassSettings *s);
 /* All that are not off, in order. */
 int pass_run_all(Graph *g, const PassSettings *s);

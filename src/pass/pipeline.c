@@ -38,12 +38,13 @@ static GraphValue *root_of(GraphValue *v) {
 /* For each result the place, from 1, of the first that shares its memory. */
 static size_t *sharing(Graph *g) {
   size_t *first = arena_array(&g->arena, size_t, g->results.n);
-  graph_clear_marks(g);
+  for (size_t i = 0; i < g->results.n; i++) root_of(g->results.at[i])->mark = NULL;
   for (size_t i = 0; i < g->results.n; i++) {
     GraphValue *root = root_of(g->results.at[i]);
     if (!root->mark) root->mark = (void *)(uintptr_t)(i + 1);
     first[i] = (size_t)(uintptr_t)root->mark;
   }
+  for (size_t i = 0; i < g->results.n; i++) root_of(g->results.at[i])->mark = NULL;
   return first;
 }
 
@@ -76,8 +77,6 @@ typedef struct Running {
 static void run(void *ud) {
   Running *r = ud;
   const size_t *before = sharing(r->g);
-  graph_renumber(r->g);
-  graph_clear_marks(r->g);
   r->pass->run(r->g, r->settings);
   separate(r->g, before);
 }
