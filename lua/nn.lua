@@ -10,6 +10,7 @@ require 'moonflow.nn_functions'
 require 'moonflow.nn_attention'
 require 'moonflow.nn_pad'
 require 'moonflow.nn_lazy'
+require 'moonflow.nn_graph'
 -- As in PyTorch, `local F = nn.functional`: the functions of mf.
 nn.functional = setmetatable({}, { __index = mf })
 return nn
