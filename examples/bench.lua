@@ -1,7 +1,7 @@
 -- One training step of a standard model, timed; the mirror of peer.py: same models, module names,
 -- options and JSON keys; the models are in models.lua.
 --
---   moonflow examples/bench.lua WORKLOAD [--mode eager] [--dtype fp32] [--channels-last]
+--   moonflow examples/bench.lua WORKLOAD [--mode eager|graph] [--dtype fp32] [--channels-last]
 --     [--batch N] [--steps N] [--warmup N] [--threads N]
 --            [--loss] [--load FILE]
 --
@@ -13,7 +13,7 @@ local optim = mf.optim
 local import_s = os.clock() - start
 
 local a = mf.cli(arg, 'Times one training step: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch.', {
-  { 'mode', 'eager', 'how steps run: eager' },
+  { 'mode', 'eager', 'how steps run: eager, or graph: compiled' },
   { 'dtype', 'fp32', 'of weights and activations: fp32' },
   { 'channels-last', false, 'images and convolutions in NHWC order' },
   { 'batch', 0, 'samples a step (0: the workload\'s own)' },
@@ -24,7 +24,7 @@ local a = mf.cli(arg, 'Times one training step: resnet50 bert gpt2 gpt-mini mlp 
   { 'load', '', 'safetensors file with weights, input.K and target' },
 })
 local workload = a[1] or error('which workload? --help lists them', 0)
-if a.mode ~= 'eager' then error('--mode ' .. a.mode .. ': only eager is there', 0) end
+if a.mode ~= 'eager' and a.mode ~= 'graph' then error('--mode ' .. a.mode .. ': eager and graph are there', 0) end
 if a.dtype ~= 'fp32' then error('--dtype ' .. a.dtype .. ': only fp32 is there', 0) end
 mf.set_num_threads(a.threads)
 mf.manual_seed(0)
@@ -127,24 +127,25 @@ local function run()
   end
   local params = model:parameters()
   local opt = w[3] == 'sgd' and optim.SGD(params, { lr = 0.01, momentum = 0.9 }) or optim.AdamW(params, { lr = 1e-4 })
-  local function step()
+  local function step(labels, ...)
     opt:zero_grad()
-    local y = model(unpack(inputs))
+    local y = model(...)
     local loss
     if workload == 'widedeep' then
-      loss = mf.binary_cross_entropy_with_logits(y, target)
+      loss = mf.binary_cross_entropy_with_logits(y, labels)
     else
-      loss = mf.cross_entropy(y:reshape(-1, y:size(-1)), target:reshape(-1))
+      loss = mf.cross_entropy(y:reshape(-1, y:size(-1)), labels:reshape(-1))
     end
     loss:backward()
     opt:step()
-    return loss:item()
+    return loss
   end
+  local run_step = a.mode == 'graph' and mf.compile(step) or step
 
   local base_mib, times, losses, first = mf._memory_usage(), {}, {}, nil
   for i = 1, a.warmup + a.steps do
     local t = mf.time()
-    losses[i] = round(step(), 5)
+    losses[i] = round(run_step(target, unpack(inputs)):item(), 5)
     t = mf.time() - t
     first = first or t
     if i > a.warmup then times[#times + 1] = t end

@@ -1,6 +1,6 @@
 -- What `make bench` runs: every workload of bench.lua and, where the environment's PEER_PYTHON
 -- names a Python with PyTorch, of peer.py, in turn on the same machine; prints ratios beside the
--- machine's own GEMM rate and memory bandwidth.
+-- machine's own GEMM rate and memory bandwidth. Our steps run eagerly and compiled.
 --
 --   [PEER_PYTHON=python3] moonflow examples/bench_all.lua [--only NAME,...] [--steps N] [--threads N]
 local mf = require 'moonflow'
@@ -74,17 +74,23 @@ local function better(run, name)
   return (b and (not a or b < a)) and last or plain
 end
 
+local function in_mode(mode)
+  return function(name, flags) return ours(name, '--mode ' .. mode .. ' ' .. flags) end
+end
+
 local function workload(name)
-  local mine, peer = better(ours, name), better(theirs, name)
-  local a, b = number(mine, 'step_s'), number(peer, 'step_s')
-  if not a then
-    print(('%-10s failed'):format(name))
-    return
+  local eager, graph, peer = better(in_mode 'eager', name), better(in_mode 'graph', name), better(theirs, name)
+  local e, g, p = number(eager, 'step_s'), number(graph, 'step_s'), number(peer, 'step_s')
+  local text = ('%-10s'):format(name)
+  for _, run in ipairs { { 'eager', eager }, { 'graph', graph } } do
+    local time = number(run[2], 'step_s')
+    text = text .. (time and ('  %s %9.2f ms %6.0f MiB'):format(run[1], time * 1e3, number(run[2], 'peak_mib'))
+      or ('  %s failed'):format(run[1]))
   end
-  local text = ('%-10s %10.2f ms  %8.1f samples/s  %5.0f MiB'):format(name, a * 1e3, number(mine, 'samples_per_s'),
-    number(mine, 'peak_mib'))
-  if b then
-    text = text .. ('   torch %10.2f ms %6.0f MiB   %5.2fx'):format(b * 1e3, number(peer, 'peak_mib'), b / a)
+  if e and g then text = text .. ('  %5.2fx'):format(e / g) end
+  if p then
+    local least = math.min(e or math.huge, g or math.huge)
+    text = text .. ('   torch %9.2f ms %6.0f MiB  %5.2fx'):format(p * 1e3, number(peer, 'peak_mib'), p / least)
   end
   print(text)
 end

@@ -1,10 +1,10 @@
 -- Trains a small convolutional network on Fashion-MNIST: 60,000 grey images of clothes in 10 classes.
 --
 --   moonflow examples/fashion_mnist.lua [--epochs N] [--lr X] [--batch N] [--data DIR] [--seed N]
---                                       [--save FILE] [--resume FILE]
+--                                       [--save FILE] [--resume FILE] [--eager]
 --
 -- Weights and the optimiser's state are saved after each epoch, and at Ctrl-C; --resume goes on from
--- there. The same seed gives the same weights.
+-- there. The same seed gives the same weights. Steps are compiled; with --eager they are not.
 local mf = require 'moonflow'
 local nn, optim, data = mf.nn, mf.optim, mf.data
 
@@ -16,6 +16,7 @@ local o = mf.cli(arg, 'Trains a small convolutional network on Fashion-MNIST.', 
   { 'save', 'fashion_mnist.safetensors', 'file to save to' },
   { 'resume', '', 'file to go on from' },
   { 'seed', 1, 'of weights, order and dropout' },
+  { 'eager', false, 'run steps op by op' },
 })
 
 -- -- Data -----------------------------------------------------------------------------------------
@@ -58,19 +59,29 @@ local train, test = dataset 'train', dataset 't10k'
 mf.manual_seed(o.seed)
 local model = Net()
 local opt = optim.AdamW(model:parameters(), { lr = o.lr })
-local loader = data.DataLoader(train, { batch_size = o.batch, shuffle = true, drop_last = true })
+local loader = data.DataLoader(train, { batch_size = o.batch, shuffle = true })
 local schedule = optim.lr_scheduler.OneCycleLR(opt, o.lr,
   { epochs = o.epochs, steps_per_epoch = loader:len() })
 print(model)
 
+local function compiled(f) return o.eager and f or mf.compile(f) end
+
+local step = compiled(function(x, y)
+  opt:zero_grad()
+  local loss = mf.cross_entropy(model(x), y)
+  loss:backward()
+  opt:step()
+  return loss
+end)
+
+local count_right = compiled(function(x, y)
+  return mf.no_grad(function() return model(x):argmax(1):eq(y):sum() end)
+end)
+
 local function accuracy()
   model:eval()
   local right = 0
-  mf.no_grad(function()
-    for x, y in data.DataLoader(test, { batch_size = 500 })() do
-      right = right + model(x):argmax(1):eq(y):sum():item()
-    end
-  end)
+  for x, y in data.DataLoader(test, { batch_size = 500 })() do right = right + count_right(x, y):item() end
   model:train()
   return right / test:len()
 end
@@ -94,10 +105,7 @@ local function train_epoch(epoch)
   mf.manual_seed(o.seed + epoch) -- a resumed run draws what an uninterrupted one would
   local bar = mf.progress(loader:len(), { label = 'epoch ' .. epoch })
   for x, y in loader() do
-    opt:zero_grad()
-    local loss = mf.cross_entropy(model(x), y)
-    loss:backward()
-    opt:step()
+    local loss = step(x, y)
     schedule:step()
     bar:step { loss = loss:item() }
   end

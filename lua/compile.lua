@@ -8,6 +8,7 @@
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local fail, describe = options.fail, options.describe
+local M = {}
 
 -- -- mf.scalar ------------------------------------------------------------------------------------
 
@@ -17,9 +18,9 @@ local refresh, reads, order = setmetatable({}, { __mode = 'k' }), setmetatable({
 local serial, reading = 0, nil
 
 -- A number that compiled steps read before each call: mf.scalar(0.1), then s.value = 0.05; or the
--- result of a function, which is called now (with true) and before each call of a step that uses it. It goes where an
--- op takes a number.
-local function scalar(value)
+-- result of a function, which is called now (with true) and before each call of a step that uses it.
+-- It goes where an op takes a number, and counts as a fraction there whatever its value.
+function M.scalar(value)
   local of, outer, read = value, reading, {}
   if type(value) == 'function' then
     reading = read
@@ -197,10 +198,13 @@ function step_mt.__tostring(self)
   return table.concat(parts, '\n')
 end
 
--- f compiled. {name = what texts call it, cache_size = how many forms are kept, passes = {cse = false}:
--- which rewrites are left out}. The result has `misses`, how many forms were compiled, and `forms`, which they
--- were; print shows their graphs. The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
-local function compile(f, o)
+-- A function like f whose calls run as one compiled step: the first call with arguments of a new form
+-- (shapes, dtypes; values of plain numbers, strings and booleans) runs f once on tensors without values,
+-- and makes a plan of what it does to tensors, gradients and optimisers, which this call and later ones run.
+-- {name = what texts call it, cache_size = how many forms are kept, passes = {cse = false}: which rewrites
+-- are left out}. The result has `misses`, how many forms were compiled, and `forms`, which they were; print
+-- shows their graphs. The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
+function M.compile(f, o)
   o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table })
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
@@ -211,4 +215,4 @@ local function compile(f, o)
     misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches) }, step_mt)
 end
 
-return { compile = compile, scalar = scalar }
+return M

@@ -272,6 +272,7 @@ help 'softmax', help(mf.softmax), help 'x:add_', help 'nn.Linear', help 'optim.A
 tensors    mf.tensor, mf.zeros, mf.arange, mf.randn, ...; x.shape, x.dtype, x.grad; x[0], x[{ {}, {1, 3} }]
 training   x:backward(), mf.grad, mf.no_grad(f)
 layers     mf.nn
+compiling  mf.compile, mf.scalar, mf.nn.Graph
 optimisers mf.optim, mf.optim.lr_scheduler
 data       mf.data
 files      mf.save, mf.load]]

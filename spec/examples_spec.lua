@@ -1,4 +1,5 @@
 -- The programs of examples/, on data made here: ten classes of images that differ by one bright row.
+local mf = require 'moonflow'
 
 local program = 0
 while arg[program - 1] do program = program - 1 end
@@ -47,7 +48,7 @@ describe('examples', function()
   teardown(function() os.execute('rm -rf ' .. folder) end)
 
   local function train(more)
-    return run(('fashion_mnist.lua --data %s --batch 40 %s'):format(folder, more))
+    return run(('fashion_mnist.lua --data %s --batch 48 %s'):format(folder, more))
   end
 
   it('fashion_mnist.lua learns, and the same seed gives the same weights', function()
@@ -59,6 +60,18 @@ describe('examples', function()
       assert.truthy(output:find 'epoch 3 .-test accuracy', output)
     end
     assert.is_true(contents 'a.safetensors' == contents 'b.safetensors')
+  end)
+
+  it('fashion_mnist.lua --eager learns the same', function()
+    local output, code = train(('--epochs 3 --eager --save %s/e.safetensors'):format(folder))
+    assert.equal(0, code, output)
+    local compiled, eager = mf.load(folder .. '/a.safetensors'), mf.load(folder .. '/e.safetensors')
+    local n = 0
+    for name, t in pairs(eager) do
+      assert(mf.allclose(t, compiled[name], { rtol = 1e-3, atol = 1e-3 }), name)
+      n = n + 1
+    end
+    assert(n > 10)
   end)
 
   it('fashion_mnist.lua goes on from what it saved', function()
@@ -82,9 +95,16 @@ describe('examples', function()
     assert.truthy(output:find('dataset-fashion-mnist', 1, true) and output:find('--data', 1, true), output)
   end)
 
-  it('bench.lua prints one line of JSON', function()
-    local output, code = run 'bench.lua mlp --steps 2 --warmup 0 --loss'
-    assert.equal(0, code, output)
-    assert.truthy(output:find '^{"framework": "moonflow", .*"losses": %[%d%.%d+, %d%.%d+%]}\n$', output)
+  it('bench.lua prints one line of JSON, with the same losses in both modes', function()
+    local losses = {}
+    for _, mode in ipairs { 'eager', 'graph' } do
+      local output, code = run('bench.lua mlp --steps 2 --warmup 0 --loss --mode ' .. mode)
+      assert.equal(0, code, output)
+      losses[mode] = output:match '^{"framework": "moonflow", .*"losses": %[(%d%.%d+, %d%.%d+)%]}\n$'
+      assert.truthy(losses[mode] and output:find('"mode": "' .. mode .. '"', 1, true), output)
+    end
+    assert.equal(losses.eager, losses.graph)
+    local output, code = run 'bench.lua mlp --mode lazy'
+    assert(code ~= 0 and output:find('eager and graph', 1, true), output)
   end)
 end)

@@ -20,7 +20,7 @@ describe('documentation', function()
 
   for _, place in ipairs(places) do
     it('is there for all of ' .. place[1], function()
-      local _, n = mf.save, 0
+      local _, _, n = mf.save, { mf.compile, mf.scalar }, 0
       for name, value in pairs(place[2]) do
         local callable = type(value) == 'function' or (type(value) == 'table' and getmetatable(value) ~= nil)
         if callable and type(name) == 'string' and name:sub(1, 1) ~= '_' then
@@ -70,6 +70,13 @@ describe('help', function()
     assert.equal(mf.help 'relu', mf.help 'F.relu')
     assert.equal(mf.help 'relu', mf.help 'mf.relu')
     assert.equal(mf.help 'nn.Linear', mf.help 'mf.nn.Linear')
+  end)
+
+  it('knows what compiles', function()
+    assert(mf.help(mf.compile):find('mf.compile(f, {name = ', 1, true), mf.help 'compile')
+    assert(mf.help 'mf.scalar':find('mf.scalar(value)', 1, true))
+    assert(mf.help 'nn.Graph':find('add_optimizer', 1, true))
+    assert.equal(mf.help 'nn.Graph', mf.help(mf.nn.Graph))
   end)
 
   it('gives an overview', function()
