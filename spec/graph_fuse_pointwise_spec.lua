@@ -202,6 +202,17 @@ describe('fused pointwise ops', function()
     end
   end)
 
+  it('with conversions among them', function()
+    for _, p in ipairs(all) do
+      for _, q in ipairs(all) do
+        check(function(a)
+          local b = a:to(q)
+          return b:to(mf.float32) * 2, (b + 1):to(p), (a * 2):to(q):eq(b)
+        end, tostring(p) .. ' ' .. tostring(q), values(p, 531))
+      end
+    end
+  end)
+
   it('of any number of elements', function()
     for _, n in ipairs { 0, 1, 2, 15, 16, 17, 31, 511, 512, 513, 2047, 2048, 2049, 65536 + 5, 300001 } do
       check(function(a, b) return (a * b + a):tanh() - b:relu() end, n .. ' elements', values(mf.float32, n),

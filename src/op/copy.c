@@ -4,6 +4,7 @@
 
 #include "copy_views.h"
 #include "op_args.h"
+#include "pointwise.h"
 #include "sbp_rule.h"
 
 /* -- clone, cast ------------------------------------------------------------------------------- */
@@ -43,6 +44,16 @@ static int cast_cpu(const OpCall *c) {
   return copy_views(&c->in[0], &c->out[0]);
 }
 
+PW_FLOATS(1, cast, T, x)
+PW_INTS(1, cast, T, x)
+
+/* In a fused program: through the class that copy_views goes through. */
+static void cast_choose(const OpCall *c, PointwiseKernel *k) {
+  static PointwiseFn *const as_is[PW_CLASSES] = {cast_f32, cast_f64, cast_i64};
+  k->cls = copy_class((DType)c->in[0].dtype, (DType)c->out[0].dtype);
+  k->fn = as_is[k->cls];
+}
+
 /* Sums may be converted part by part where nothing is cut off. */
 static int cast_sbp(SbpAsk *q) {
   DType from = (DType)q->in[0]->dtype, to = (DType)q->out[0]->dtype;
@@ -53,7 +64,8 @@ static int cast_sbp(SbpAsk *q) {
 
 /* x as another dtype: floats to whole numbers truncate, anything but zero is true. */
 OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp_rule = cast_sbp,
-   .flags = OP_HIDDEN, .infer = cast_infer, .cpu = cast_cpu)
+   .flags = OP_HIDDEN, .infer = cast_infer, .cpu = cast_cpu,
+   .pointwise = {cast_f32, cast_f64, cast_i64}, .choose = cast_choose)
 
 /* -- copy_, fill_ ------------------------------------------------------------------------------ */
 

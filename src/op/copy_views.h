@@ -202,6 +202,11 @@ static int copy_same(CopyJob *j) {
   return 0;
 }
 
+/* The compute type through which elements are converted. */
+static inline PointwiseClass copy_class(DType from, DType to) {
+  return block_class(dtype_is_float(from) && !dtype_is_float(to) ? from : to);
+}
+
 /* y = x, converted, broadcast. */
 static int copy_views(const View *x, const View *y) __attribute__((unused));
 static int copy_views(const View *x, const View *y) {
@@ -209,8 +214,7 @@ static int copy_views(const View *x, const View *y) {
   walk_init(&j.walk, y, 1, x);
   if (j.walk.numel == 0) return 0;
   if (x->dtype == y->dtype) return copy_same(&j);
-  bool float_in = dtype_is_float((DType)x->dtype), float_out = dtype_is_float((DType)y->dtype);
-  j.cls = float_in && !float_out ? block_class((DType)x->dtype) : block_class((DType)y->dtype);
+  j.cls = copy_class((DType)x->dtype, (DType)y->dtype);
   j.load = block_loads[j.cls][x->dtype];
   j.store = block_stores[j.cls][y->dtype];
   j.in_place[0] = block_is_native((DType)y->dtype, j.cls) && walk_is_flat(&j.walk, 0);
