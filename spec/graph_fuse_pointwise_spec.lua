@@ -51,6 +51,49 @@ return %5
 ]])
   end)
 
+  it('joins ops that read the same tensor', function()
+    assert.equal([[
+graph step
+%0 = input x: float32[4]
+%1 = input y: float32[4]
+%2, %3, %4 = fused([%0, %1], body={t0 = mul(x0, x1): float32; t1 = exp(x0): float32; ]] .. [[
+t2 = neg(t1): float32; t3 = relu(x1): float32; t0, t2, t3}): float32[4], float32[4], float32[4]
+%5 = cumsum(%2, dim=0): float32[4]
+%6 = cumsum(%3, dim=0): float32[4]
+return %5, %6, %4
+]], fuse [[
+graph step
+%0 = input x: float32[4]
+%1 = input y: float32[4]
+%2 = mul(%0, %1): float32[4]
+%3 = cumsum(%2, dim=0): float32[4]
+%4 = exp(%0): float32[4]
+%5 = neg(%4): float32[4]
+%6 = relu(%1): float32[4]
+%7 = cumsum(%5, dim=0): float32[4]
+return %3, %7, %6
+]])
+  end)
+
+  it('makes no cycles among those that read the same', function()
+    assert.equal([[
+graph step
+%0 = input x: float32[4]
+%1 = exp(%0): float32[4]
+%2 = cumsum(%1, dim=0): float32[4]
+%3, %4 = fused([%0, %2], body={t0 = mul(x0, x1): float32; t1 = neg(x0): float32; t0, t1}): float32[4], float32[4]
+return %3, %4
+]], fuse [[
+graph step
+%0 = input x: float32[4]
+%1 = exp(%0): float32[4]
+%2 = cumsum(%1, dim=0): float32[4]
+%3 = mul(%0, %2): float32[4]
+%4 = neg(%0): float32[4]
+return %3, %4
+]])
+  end)
+
   it('makes no cycles: what depends on a sum stands behind it', function()
     assert.equal([[
 graph step
@@ -320,6 +363,45 @@ describe('fused pointwise ops', function()
       for k = 1, 90 do sum = sum + (select((k - 1) % 30 + 1, ...)) * k end
       return sum:exp()
     end, '30 inputs', unpack(inputs))
+  end)
+
+  it('in the memory of inputs that die', function()
+    local function f(a, b)
+      local c, d, e = a:cumsum(0), b:cumsum(0), (a - b):cumsum(0)
+      local first = (c * 2 + d) * d -- c is read later
+      local second = (c - d):relu() + first
+      return first:cumsum(0), second:cumsum(0), (e * e):exp():cumsum(0), (e * 2 - 1):cumsum(0)
+    end
+    for _, n in ipairs { 1, 15, 17, 500, 4096 + 7, 70001 } do
+      for _, dtype in ipairs { mf.float32, mf.bfloat16, mf.float64 } do
+        check(f, n .. ' elements of ' .. tostring(dtype), (mf.randn(n) / n):to(dtype), (mf.randn(n) / n):to(dtype))
+      end
+    end
+    check(f, 'transposed', mf.randn(30, 40):t(), mf.randn(30, 40):t())
+  end)
+
+  it('have outputs where inputs were', function()
+    local i, file = 0, os.tmpname()
+    while arg[i - 1] do i = i - 1 end
+    local out = assert(io.open(file, 'w'))
+    out:write [[
+local mf = require 'moonflow'
+local f = mf.compile(function(a, b)
+  local c, d = a:cumsum(0), b:cumsum(0)
+  return ((c * 2 + d) * d):cumsum(0), (c - d):cumsum(0)
+end)
+f(mf.randn(1000), mf.randn(1000))
+]]
+    out:close()
+    local pipe = io.popen(('MF_DUMP=plan %s %s 2>&1'):format(arg[i], file))
+    local text = pipe:read '*a'
+    pipe:close()
+    os.remove(file)
+    local y, z, c, d = text:match 'step t(%d+), t(%d+) = fused%(t(%d+), t%d+, t(%d+);'
+    local function register(t) return text:match('\nt' .. t .. ' (r%d+) ') end
+    assert.equal(register(c), register(y))
+    assert.equal(register(d), register(z))
+    assert.not_equal(register(c), register(d))
   end)
 
   it('that write into a tensor', function()

@@ -3,17 +3,18 @@
  * Why: a pointwise op costs what it reads and writes; its arithmetic is nearly free. In a group the
  * values that only members read are never written, and a tensor that several members read is read
  * once. What is paid: results of a group are alive from its place on, so members that lie far apart
- * are left alone (REACH), and so is what the kernel cannot hold (MEMBERS, TENSORS).
+ * are left alone (REACH; nearer still where they only read the same), and so is what the kernel
+ * cannot hold (MEMBERS, TENSORS).
  *
  * It gets any graph and leaves one whose values are the same bit for bit: `fused` runs the members'
  * own kernels on blocks. It is one walk in order, so it ends, and takes time in proportion to the
  * graph.
  *
  * No cycles: every node has a level, and what a node reads from other groups has a lower one. A
- * node joins groups that it reads from, when their level is high enough for the rest that it reads;
- * a group that no other has read from yet is raised to the level that is needed. At the end nodes
- * are put in an order for the groups: as they were, each group where its last member was, or before
- * the first node that reads from it. */
+ * node joins groups that it reads from, and those that read the same tensors as it, when their
+ * level is high enough for the rest that it reads; a group that no other has read from yet is
+ * raised to the level that is needed. At the end nodes are put in an order for the groups: as they
+ * were, each group where its last member was, or before the first node that reads from it. */
 #include <string.h>
 
 #include "op_args.h"
@@ -21,7 +22,12 @@
 #include "op_program.h"
 #include "pass.h"
 
-enum { REACH = 64, MEMBERS = PROGRAM_STEPS, TENSORS = 24 /* more than one element each */ };
+enum {
+  REACH = 64,
+  REACH_SIBLING = 16,
+  MEMBERS = PROGRAM_STEPS,
+  TENSORS = 24 /* more than one element each */
+};
 
 /* What grows while nodes are placed. */
 typedef struct Group {
@@ -81,11 +87,14 @@ static bool is_pointwise(const GraphNode *n) {
   return spec->pointwise[PW_F32] || spec->pointwise[PW_F64] || spec->pointwise[PW_I64];
 }
 
-/* Whether n may be in the group of `from`, which it reads, but for levels. */
-static bool may_join(const GraphNode *n, const GraphNode *from) {
-  const Group *g = group_of(from);
-  const GraphValue *a = &n->out[0], *b = &from->out[0];
-  return g->open && shape_equal(a->ndim, a->shape, b->ndim, b->shape) && n->id - g->last <= REACH;
+static bool same_shape(const GraphValue *a, const GraphValue *b) {
+  return shape_equal(a->ndim, a->shape, b->ndim, b->shape);
+}
+
+/* Whether n may be in the group of `other`, but for levels. */
+static bool may_join(const GraphNode *n, const GraphNode *other) {
+  const Group *g = group_of(other);
+  return g->open && same_shape(&n->out[0], &other->out[0]) && n->id - g->last <= REACH;
 }
 
 static void join(Group *to, Group *g) {
@@ -95,11 +104,51 @@ static void join(Group *to, Group *g) {
   to->fixed |= g->fixed;
 }
 
-/* Puts n into the groups that it reads from and that can stand at the level which that takes, or
- * leaves it in one of its own. */
+/* The groups that a node joins. */
+typedef struct Joining {
+  Group *groups[2 * PROGRAM_INPUTS];
+  int n, members;
+} Joining;
+
+/* Adds g to them, unless it is there; false when the group of all would be too large. */
+static bool add_group(Joining *j, Group *g) {
+  for (int i = 0; i < j->n; i++)
+    if (j->groups[i] == g) return true;
+  j->groups[j->n++] = g;
+  j->members += g->n;
+  return j->members < MEMBERS;
+}
+
+/* Those that it reads from and that can stand at level `at`. */
+static void add_sources(Joining *j, const GraphNode *n, int64_t at) {
+  for (int k = 0; k < n->n_in; k++) {
+    Group *g = group_of(n->in[k]->node);
+    if (!may_join(n, n->in[k]->node) || (g->fixed && g->level != at)) continue;
+    if (add_group(j, g)) continue;
+    j->n = j->members = 0;
+    return;
+  }
+}
+
+/* Those that read what it reads, at the level of the others; where there are none, at one that is
+ * at least `level`, which it then is. */
+static void add_siblings(Joining *j, const GraphNode *n, int64_t *level) {
+  for (int k = 0; k < n->n_in; k++) {
+    const GraphValue *v = n->in[k];
+    const GraphNode *reader = v->mark;
+    if (!reader || n->id - reader->id > REACH_SIBLING || !same_shape(v, &n->out[0])) continue;
+    Group *g = group_of(reader);
+    if (!may_join(n, reader) || j->members + g->n >= MEMBERS) continue;
+    if (!j->n && g->level > *level) *level = g->level;
+    if (g->fixed ? g->level == *level : g->level <= *level) add_group(j, g);
+  }
+}
+
+/* Puts n into the groups that can stand at the level that it takes, or leaves it in one of its own.
+ */
 static void place(GraphNode *n) {
-  Group *own = n->mark, *joins[PROGRAM_INPUTS];
-  int count = 0, members = 1;
+  Group *own = n->mark;
+  Joining j = {0};
   int64_t at = 0, above = 0;
   own->open = is_pointwise(n);
   for (int k = 0; k < n->n_in; k++) {
@@ -109,21 +158,17 @@ static void place(GraphNode *n) {
     if (least > at) at = least;
     if (g->level >= above) above = g->level + 1;
   }
-  for (int k = 0; k < n->n_in && own->open; k++) {
-    Group *g = group_of(n->in[k]->node);
-    bool known = !may_join(n, n->in[k]->node) || (g->fixed && g->level != at);
-    for (int i = 0; i < count; i++) known |= joins[i] == g;
-    if (known) continue;
-    joins[count++] = g;
-    members += g->n;
-  }
-  if (members > MEMBERS) count = 0;
-  own->level = count ? at : above;
+  if (own->open) add_sources(&j, n, at);
+  own->level = j.n ? at : above;
+  if (own->open) add_siblings(&j, n, &own->level);
   own->n = 1;
   own->last = n->id;
-  for (int i = 0; i < count; i++) join(own, joins[i]);
-  for (int k = 0; k < n->n_in; k++)
-    if (n->in[k] && group_of(n->in[k]->node) != own) group_of(n->in[k]->node)->fixed = true;
+  for (int i = 0; i < j.n; i++) join(own, j.groups[i]);
+  for (int k = 0; k < n->n_in; k++) {
+    if (!n->in[k]) continue;
+    if (group_of(n->in[k]->node) != own) group_of(n->in[k]->node)->fixed = true;
+    if (own->open) n->in[k]->mark = n;
+  }
 }
 
 /* -- Units ------------------------------------------------------------------------------------- */
