@@ -112,6 +112,20 @@ describe('ops refuse', function()
     assert.are.same({}, mf.tensor({ 1, 2 }):repeat_interleave(ids(0, 0)):tolist())
   end)
 
+  it('calls without what they need', function()
+    mf._zero_all_ {} -- nothing to do
+    for _ = 1, 20 do
+      assert.is_false(pcall(mf._with_gradients, {}))
+      assert.is_false(pcall(mf._with_gradients, {}, 1))
+      assert.is_false(pcall(mf._untraced))
+    end
+    for _, name in ipairs { 'merge_ids', 'merge_ids_padded' } do
+      local ok, text = pcall(mf['_' .. name], ids(1, -5))
+      assert.is_false(ok)
+      assert.truthy(text:find(name .. ': x[1] is -5', 1, true), text)
+    end
+  end)
+
   -- Windows between whose elements the image is: no element is there to choose. PyTorch has -inf.
   it('nothing of a window that lies in the padding', function()
     local image = mf.ones(1, 1, 4, 4):requires_grad_()

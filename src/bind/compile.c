@@ -355,6 +355,7 @@ static int tracing(lua_State *L) {
 static int untraced(lua_State *L) {
   Eager *E = bind_state(L)->E;
   EagerTracer *tracer = E->tracer;
+  luaL_checktype(L, 1, LUA_TFUNCTION);
   E->tracer = NULL;
   int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
   E->tracer = tracer;

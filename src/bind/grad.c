@@ -322,6 +322,7 @@ static int grad(lua_State *L) {
 static int with_gradients(lua_State *L) {
   State *S = bind_state(L);
   luaL_checktype(L, 1, LUA_TTABLE);
+  luaL_checktype(L, 2, LUA_TFUNCTION);
   int n = (int)lua_objlen(L, 1), rc;
   lua_createtable(L, n, 0);
   for (int k = 1; k <= n; k++) {

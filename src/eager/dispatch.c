@@ -176,7 +176,8 @@ static int launch(Eager *E, EagerCall *c) {
   const OpSpec *spec = c->op->spec[E->isa];
   View small[CALL_SMALL + 4], *views = small;
   int n = c->n_in + c->n_out;
-  int device = c->n_out ? c->out[0]->m.device : c->in[0] ? c->in[0]->m.device : DEVICE_CPU;
+  const Tensor *first = c->n_out ? c->out[0] : c->n_in ? c->in[0] : NULL;
+  int device = first ? first->m.device : DEVICE_CPU;
   if (device == DEVICE_META) return 0;
   if (!spec->cpu)
     return err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", c->op->name, device_name(E, device));

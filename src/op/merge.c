@@ -7,12 +7,12 @@
 #include "sort.h"
 
 /* The ids of x sorted; *block is to be freed. NULL with the error set. */
-static const SortPair *sorted_ids(const View *x, SortPair **block) {
+static const SortPair *sorted_ids(const Op *op, const View *x, SortPair **block) {
   const int64_t *ids = x->data;
   int64_t n = x->shape[0], most = 0;
   *block = mem_alloc(sizeof **block * (size_t)(2 * n));
   if (!*block) {
-    err_set(MF_ENOMEM, "merge_ids: out of memory");
+    err_set(MF_ENOMEM, "%s: out of memory", op->name);
     return NULL;
   }
   for (int64_t i = 0; i < n; i++) {
@@ -20,7 +20,8 @@ static const SortPair *sorted_ids(const View *x, SortPair **block) {
     (*block)[i] = (SortPair){(uint64_t)id, i};
     if (id > most) most = id;
     if (id >= 0) continue;
-    err_set(MF_EINVAL, "merge_ids: x[%lld] is %lld; ids count from 0", (long long)i, (long long)id);
+    err_set(MF_EINVAL, "%s: x[%lld] is %lld; ids count from 0", op->name, (long long)i,
+            (long long)id);
     return NULL;
   }
   return sort_pairs(n, 64 - __builtin_clzll((uint64_t)most | 1), *block, *block + n);
@@ -31,7 +32,7 @@ static int merge_ids_infer(Infer *I) {
   if (!rc) rc = infer_want_ndim(I, 0, 1);
   if (rc) return rc;
   SortPair *block;
-  const SortPair *s = sorted_ids(&I->views[0], &block);
+  const SortPair *s = sorted_ids(I->op, &I->views[0], &block);
   int64_t n = I->in[0]->shape[0], distinct = n > 0;
   for (int64_t i = 1; s && i < n; i++) distinct += s[i].key != s[i - 1].key;
   mem_free(block);
@@ -43,7 +44,7 @@ static int merge_ids_infer(Infer *I) {
 static int merge_ids_cpu(const OpCall *c) {
   int64_t *ids = c->out[0].data, *place = c->out[1].data, n = c->in[0].shape[0];
   SortPair *block;
-  const SortPair *s = sorted_ids(&c->in[0], &block);
+  const SortPair *s = sorted_ids(c->op, &c->in[0], &block);
   int64_t at = -1;
   for (int64_t i = 0; s && i < n; i++) {
     if (!i || s[i].key != s[i - 1].key) ids[++at] = (int64_t)s[i].key;
