@@ -126,7 +126,7 @@ local function trace(self, ...)
       return list
     end
     return pack(self.f(unpack(args, 1, n)))
-  end, tensors, used, self.passes)
+  end, tensors, used, self.passes, self.amp)
   noted.fits, noted.modes = nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
@@ -198,21 +198,41 @@ function step_mt.__tostring(self)
   return table.concat(parts, '\n')
 end
 
+local said = {}
+
+-- The name of the dtype of products, nil for that of their inputs. Where the CPU does not multiply it
+-- natively it would only be slower, so that is said, once, and float32 kept.
+local function precision(o)
+  if not o.amp then return nil end
+  local name = tostring(o.amp):match '[^.]*$'
+  options.choice('compile', 'amp', name, { 'bfloat16', 'float16' })
+  if o.amp_force or (name == 'bfloat16' and mf._has_bf16()) then return name end
+  if not said[name] then
+    said[name] = true
+    io.stderr:write('compile: this CPU does not multiply ', name, '; float32 stays (amp_force = true has it done)\n')
+  end
+  return nil
+end
+
 -- A function like f whose calls run as one compiled step: the first call with arguments of a new form
 -- (shapes, dtypes; values of plain numbers, strings and booleans) runs f once on tensors without values,
 -- and makes a plan of what it does to tensors, gradients and optimisers, which this call and later ones run.
 -- {name = what texts call it, cache_size = how many forms are kept, passes = {cse = false}: which rewrites
 -- are left out}. The result has `misses`, how many forms were compiled, and `forms`, which they were; print
--- shows their graphs. The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
+-- shows their graphs. With amp = 'bfloat16' matrix products and convolutions are computed in bfloat16, while
+-- parameters, gradients and the rest stay float32 (where the CPU does not have that arithmetic nothing
+-- changes, unless amp_force = true). The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
 function M.compile(f, o)
-  o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table })
+  o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table, amp = options.none,
+    amp_force = false })
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
   if type(f) ~= 'function' and not (type(f) == 'table' and (getmetatable(f) or {}).__call) then
     fail('compile: the first argument must be a function or a module, is %s', describe(f))
   end
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
-    misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches) }, step_mt)
+    misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches),
+    amp = precision(o) }, step_mt)
 end
 
 return M

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cpuid.h"
 #include "job.h"
 #include "pass.h"
 #include "state.h"
@@ -144,9 +145,11 @@ static void dump_plan(Job *j) {
   dump_text("plan", &s);
 }
 
-/* The table at `index` says pass = false for what is not to run; names were checked. */
+/* The table at `index` says pass = false for what is not to run; names were checked. Behind it, the
+ * name of the dtype of products. */
 static PassSettings settings_of(lua_State *L, int index) {
   PassSettings s = {.dump = getenv("MF_DUMP") ? dump_graph : NULL};
+  if (lua_isstring(L, index + 1)) s.amp = dtype_parse(lua_tostring(L, index + 1));
   for (int k = 0; k < pass_count && lua_istable(L, index); k++) {
     lua_getfield(L, index, pass_table[k].name);
     if (lua_isboolean(L, -1) && !lua_toboolean(L, -1)) s.off |= UINT64_C(1) << k;
@@ -184,12 +187,19 @@ static int run_passes(Graph *g, const char *names, const PassSettings *s, double
   return rc;
 }
 
-/* mf._graph_pass(text, names): the text of the graph after these passes ("dce,cse", or "" for
+/* mf._has_bf16(): whether the CPU multiplies bfloat16. */
+static int has_bf16(lua_State *L) {
+  lua_pushboolean(L, cpuid_has_bf16());
+  return 1;
+}
+
+/* mf._graph_pass(text, names, amp): the text of the graph after these passes ("dce,cse", or "" for
  * none); then the seconds that they took; then the graph for Graphviz. */
 static int graph_pass(lua_State *L) {
   State *S = bind_state(L);
   const char *names = luaL_checkstring(L, 2);
-  PassSettings settings = {.stream = S->E->streams[DEVICE_CPU], .isa = S->E->isa};
+  PassSettings settings = settings_of(L, 2); /* a dtype stands third */
+  settings.stream = S->E->streams[DEVICE_CPU], settings.isa = S->E->isa;
   Graph *g = graph_parse(luaL_checkstring(L, 1));
   double seconds;
   Str text = {0}, dot = {0};
@@ -223,9 +233,9 @@ static int take_results(State *S, lua_State *L, Job *j, int table, PassSettings 
   return rc;
 }
 
-/* mf._compile(name, f, args, scalars, passes): traces f on the tensors of args; f returns the list
- * of its results that are traced tensors. `scalars` is filled with what the step reads; `passes`
- * says which do not run. Returns the job. */
+/* mf._compile(name, f, args, scalars, passes, amp): traces f on the tensors of args; f returns the
+ * list of its results that are traced tensors. `scalars` is filled with what the step reads;
+ * `passes` says which do not run, `amp` is the name of the dtype of products. Returns the job. */
 static int compile(lua_State *L) {
   State *S = bind_state(L);
   const char *name = luaL_checkstring(L, 1);
@@ -363,11 +373,19 @@ static int untraced(lua_State *L) {
 }
 
 void bind_open_compile(State *S, lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"_scalar", scalar_new},   {"_scalar_get", scalar_get}, {"_scalar_set", scalar_set},
-      {"_is_scalar", is_scalar}, {"_compile", compile},       {"_is_traced", is_traced},
-      {"_tracing", tracing},     {"_untraced", untraced},     {"_form", form},
-      {"_passes", passes},       {"_graph_pass", graph_pass}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"_scalar", scalar_new},
+                                       {"_scalar_get", scalar_get},
+                                       {"_scalar_set", scalar_set},
+                                       {"_is_scalar", is_scalar},
+                                       {"_compile", compile},
+                                       {"_is_traced", is_traced},
+                                       {"_tracing", tracing},
+                                       {"_untraced", untraced},
+                                       {"_form", form},
+                                       {"_passes", passes},
+                                       {"_has_bf16", has_bf16},
+                                       {"_graph_pass", graph_pass},
+                                       {NULL, NULL}};
   static const luaL_Reg methods[] = {{"run", job_call},
                                      {"text", job_text},
                                      {"dot", job_graphviz},

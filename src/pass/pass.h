@@ -2,8 +2,8 @@
  *
  * A pass is one file with one function, and one line of the table in pipeline.c, which is also the
  * order in which they run. It gets a graph that graph_verify accepts, numbered and without marks,
- * and leaves one that does the same: writes and results are equal bit for bit. It runs under
- * arena_protect(&g->arena). */
+ * and leaves one that does the same: but for amp, which is asked for, writes and results are equal
+ * bit for bit. It runs under arena_protect(&g->arena). */
 #ifndef MF_PASS_H
 #define MF_PASS_H
 #include "device.h"
@@ -13,6 +13,7 @@ typedef struct PassSettings {
   uint64_t off;   /* bit k: pass k of the table does not run */
   Stream *stream; /* of kernels that run now, on the cpu */
   int isa;        /* which of their op tables */
+  int amp;        /* the dtype of products: F16, BF16; 0: as they are */
   /* Sees the graph as traced ("graph") and after each pass ("pass NAME"), and does not change it;
    * NULL: nobody looks. */
   void (*dump)(void *ud, const char *stage, Graph *g);
@@ -38,6 +39,7 @@ int pass_run_all(Graph *g, const PassSettings *s);
 /* -- The passes -------------------------------------------------------------------------------- */
 
 void pass_dce(Graph *g, const PassSettings *s);
+void pass_amp(Graph *g, const PassSettings *s);
 void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);
