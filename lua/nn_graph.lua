@@ -35,10 +35,15 @@ local function absent(name, what, off)
     if on ~= off then fail('nn.Graph: config:%s(%s): %s is not there yet', name, tostring(on), what) end
   end
 end
-absent('enable_amp', 'mixed precision', false)
 absent('enable_remat', 'computing activations anew', false)
 absent('enable_zero', 'sharding of optimiser states', false)
 absent('set_gradient_accumulation_steps', 'accumulation over micro-batches', 1)
+
+-- Products in bfloat16, the rest in float32; see mf.compile.
+function Config:enable_amp(on)
+  check_open(self, 'config')
+  rawset(self, '_amp', on ~= false and 'bfloat16' or nil)
+end
 
 -- Switches a pass of the compiler; mf.compile lists their names in its error texts.
 function Config:set_pass(name, on)
@@ -72,7 +77,7 @@ local config_mt = {
 -- which assigns modules to self and names optimisers by self:add_optimizer(opt, {lr_sch = scheduler}),
 -- and function G:build(...), which computes, calls backward and returns. g = G(...) makes one, g(x, y)
 -- runs it: gradients are dropped, build runs, optimisers and then schedulers take a step.
--- self.config has set_pass, allow_fuse; print(g) shows modules and compiled graphs.
+-- self.config has set_pass, allow_fuse, enable_amp; print(g) shows modules and compiled graphs.
 nn.Graph = { _name = 'Graph' }
 local Graph = nn.Graph
 
@@ -86,7 +91,7 @@ local function call(self, ...)
         return ...
       end
       return finish(self:build(...))
-    end, { name = self._name, passes = self.config._passes }))
+    end, { name = self._name, passes = self.config._passes, amp = rawget(self.config, '_amp') }))
   end
   local function finish(...)
     for _, scheduler in ipairs(self._schedulers) do scheduler:step() end

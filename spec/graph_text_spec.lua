@@ -117,7 +117,7 @@ return %15, %18, %19
   -- Texts that are right as they stand.
   for _, body in ipairs {
     'graph step\nreturn\n',
-    'graph "a b\\"\\\\\\x0a" cells 3 generators 2\nreturn\n',
+    'graph "a b\\"\\\\\\n" cells 3 generators 2\nreturn\n',
     'graph step\n%0 = input "x y": float32[]\nreturn %0, %0\n',
     'graph step\n%0 = number nan: float64\n%1 = number -inf: float64\n%2 = number -0: float64\nreturn\n',
     'graph step\n%0 = number 0.1: float64\nreturn\n',
@@ -126,7 +126,7 @@ return %15, %18, %19
     'graph step\n%0 = input x: float32[2, 3] strides [1, 2]\nreturn\n',
     'graph step\n%0 = input x: float32[2]\n%1 = dropout(%0, generator=7): float32[2]  # a b:1\nreturn %1\n',
     'graph step generators 2\n%0 = input x: float32[2]\n%1 = dropout(%0, generator=1:7): float32[2]\nreturn %1\n',
-    'graph step\n%0 = zeros(size=[2], dtype=int8): int8[2]  # "a\\x09b"\nreturn %0\n',
+    'graph step\n%0 = zeros(size=[2], dtype=int8): int8[2]  # "a\tb"\nreturn %0\n',
     'graph step\n%0 = input x: float32[6]\n%1 = layer_norm(%0, none, %0, normalized_shape=[6]): float32[6]\nreturn\n',
   } do
     it('reads back: ' .. body:gsub('%s+', ' '), function() assert.equal(body, (mf._graph_pass(body, ''))) end)

@@ -95,25 +95,19 @@ static bool accept_keyword(Reader *r, const char *text) {
   return false;
 }
 
-static int hex_digit(char c) {
-  const char *digits = "0123456789abcdef", *p = c ? strchr(digits, tolower((unsigned char)c)) : 0;
-  return p ? (int)(p - digits) : -1;
-}
-
-/* Behind the opening quote. */
+/* What str_quote printed, behind the opening quote. */
 static const char *read_quoted(Reader *r) {
   size_t n = strcspn(r->at, "\n"), k = 0;
   char *text = arena_alloc(&r->g->arena, n + 1);
   while (*r->at != '"') {
     char c = *r->at++;
-    if (!c || c == '\n') fail(r, "a quoted text does not end");
     if (c == '\\') {
-      c = *r->at;
-      int high = c == 'x' ? hex_digit(r->at[1]) : -1;
-      int low = high >= 0 ? hex_digit(r->at[2]) : -1;
-      if (low >= 0) c = (char)(high * 16 + low);
-      if ((low < 0 && c != '"' && c != '\\') || !c) fail(r, "an escape that there is not");
-      r->at += low >= 0 ? 3 : 1;
+      c = *r->at++;
+      if (c == 'n') c = '\n';
+      else if (c != '"' && c != '\\') fail(r, "an escape that there is not");
+    } else if (!c || c == '\n') {
+      r->at--;
+      fail(r, "a quoted text does not end");
     }
     text[k++] = c;
   }

@@ -19,8 +19,6 @@
  * # is the user's line. Names that are no plain words, and lines with control characters, are
  * quoted. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "graph_int.h"
@@ -36,17 +34,6 @@ const GraphPatch *graph_patch_of(const GraphNode *n, int param) {
 
 /* -- Words and numbers ------------------------------------------------------------------------- */
 
-static void put_quoted(Str *s, const char *text) {
-  str_puts(s, "\"");
-  for (const char *p = text; *p; p++) {
-    unsigned char c = (unsigned char)*p;
-    if (c == '"' || c == '\\') str_printf(s, "\\%c", c);
-    else if (c < 32 || c == 127) str_printf(s, "\\x%02x", c);
-    else str_add(s, p, 1);
-  }
-  str_puts(s, "\"");
-}
-
 static bool is_word(const char *text) {
   static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-/";
   return *text && !text[strspn(text, plain)];
@@ -54,7 +41,7 @@ static bool is_word(const char *text) {
 
 static void put_name(Str *s, const char *text) {
   if (is_word(text)) str_puts(s, text);
-  else put_quoted(s, text);
+  else str_quote(s, text);
 }
 
 static void put_where(Str *s, const char *where) {
@@ -63,23 +50,12 @@ static void put_where(Str *s, const char *where) {
   for (const char *p = where; *p && plain; p++) plain = (unsigned char)*p >= 32 && *p != 127;
   str_puts(s, "  # ");
   if (plain) str_puts(s, where);
-  else put_quoted(s, where);
+  else str_quote(s, where);
 }
 
-/* The shortest decimal that reads back as the same double. */
 static void put_double(Str *s, double v) {
-  char text[40];
-  if (isnan(v) || isinf(v)) {
-    str_printf(s, "%s%s", signbit(v) ? "-" : "", isnan(v) ? "nan" : "inf");
-    return;
-  }
-  for (int digits = 15; digits <= 17; digits++) {
-    snprintf(text, sizeof text, "%.*g", digits, v);
-    if (strtod(text, NULL) == v) break;
-  }
-  for (char *p = text; *p; p++)
-    if (*p == ',') *p = '.'; /* as some hosts' locale writes it */
-  str_puts(s, text);
+  if (isnan(v) && signbit(v)) str_puts(s, "-");
+  str_double(s, v);
 }
 
 static void put_ints(Str *s, int64_t n, const int64_t *v) {
@@ -278,7 +254,7 @@ static void put_label(Str *s, const GraphNode *n) {
   Str text = {0};
   if (n->kind == GRAPH_OP) str_puts(&text, n->op->name);
   else put_maker(&text, n);
-  put_quoted(s, text.text ? text.text : "");
+  str_quote(s, text.text ? text.text : "");
   s->failed |= text.failed;
   str_free(&text);
 }
@@ -290,7 +266,7 @@ void graph_dot(Graph *g, Str *out) {
   };
   graph_renumber(g);
   str_puts(out, "digraph ");
-  put_quoted(out, g->name);
+  str_quote(out, g->name);
   str_puts(out, " {\n");
   for (const GraphNode *n = g->first; n; n = n->next) {
     str_printf(out, "  n%lld [shape=%s, label=", (long long)n->id, looks[n->kind]);
