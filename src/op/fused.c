@@ -375,6 +375,13 @@ static void store_outputs(Resolving *r) {
   }
 }
 
+/* Whether all of it is one element, by itself or expanded. */
+static bool is_one_element(const View *v) {
+  for (int d = 0; d < v->ndim; d++)
+    if (v->shape[d] != 1 && v->stride[d]) return false;
+  return true;
+}
+
 /* The operands of the walk: outputs, then inputs that are more than one element. */
 static void walk_operands(Resolving *r) {
   FusedJob *j = r->j;
@@ -384,7 +391,7 @@ static void walk_operands(Resolving *r) {
   for (int k = 1; k < c->n_out; k++) others[n++] = c->out[k];
   for (int k = 0; k < c->n_in; k++) {
     r->operand[k] = -1;
-    if (view_numel(&c->in[k]) == 1) continue;
+    if (is_one_element(&c->in[k])) continue;
     r->operand[k] = (int16_t)(n + 1);
     others[n++] = c->in[k];
   }
