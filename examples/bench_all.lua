@@ -96,9 +96,11 @@ local function workload(name)
 end
 
 machine()
-for _, name in ipairs { 'dispatch', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' } do
+for _, name in ipairs { 'dispatch', 'chain', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' } do
   if o.only == '' or (',' .. o.only .. ','):find(',' .. name .. ',', 1, true) then
-    if name == 'dispatch' then dispatch() else workload(name) end
+    if name == 'dispatch' then dispatch()
+    elseif name == 'chain' then os.execute(('%s %s/bench_chain.lua --threads %d'):format(program, here, o.threads))
+    else workload(name) end
     io.stdout:flush()
   end
 end

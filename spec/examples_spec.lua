@@ -85,7 +85,7 @@ describe('examples', function()
   end)
 
   it('say what they take, and what is missing', function()
-    for _, name in ipairs { 'fashion_mnist.lua', 'bench.lua', 'bench_all.lua' } do
+    for _, name in ipairs { 'fashion_mnist.lua', 'bench.lua', 'bench_all.lua', 'bench_chain.lua' } do
       local output, code = run(name .. ' --help')
       assert.equal(0, code, output)
       assert.truthy(output:find '%-%-%l+', output)
@@ -93,6 +93,12 @@ describe('examples', function()
     local output, code = run 'fashion_mnist.lua --data /nowhere'
     assert.equal(1, code)
     assert.truthy(output:find('dataset-fashion-mnist', 1, true) and output:find('--data', 1, true), output)
+  end)
+
+  it('bench_chain.lua compares the chain with the same arithmetic in one loop', function()
+    local output, code = run 'bench_chain.lua --ops 100 --elements 1000 --runs 1'
+    assert.equal(0, code, output)
+    assert.truthy(output:find('100 ops on 1000 float32', 1, true), output)
   end)
 
   it('bench.lua prints one line of JSON, with the same losses in both modes', function()
