@@ -99,7 +99,9 @@ machine()
 for _, name in ipairs { 'dispatch', 'chain', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' } do
   if o.only == '' or (',' .. o.only .. ','):find(',' .. name .. ',', 1, true) then
     if name == 'dispatch' then dispatch()
-    elseif name == 'chain' then os.execute(('%s %s/bench_chain.lua --threads %d'):format(program, here, o.threads))
+    elseif name == 'chain' then
+      io.stdout:flush()
+      os.execute(('%s %s/bench_chain.lua --threads %d'):format(program, here, o.threads))
     else workload(name) end
     io.stdout:flush()
   end

@@ -545,6 +545,7 @@ static int fused_cpu(const OpCall *c) {
   int64_t block = FUSED_L1 / (places * (int64_t)j.most);
   if (block > FUSED_MOST) block = FUSED_MOST;
   if (block < FUSED_LEAST) block = FUSED_LEAST;
+  if (block > j.walk.numel + PW_PAD) block = j.walk.numel + PW_PAD; /* constants fill all of it */
   j.block = block & ~(int64_t)(PW_PAD - 1);
   j.slot_bytes = scratch_aligned((size_t)j.block * j.most) + FUSED_SKEW;
   j.part_bytes = part_bytes(a->body);
