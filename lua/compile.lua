@@ -227,7 +227,7 @@ function M.compile(f, o)
     amp_force = false })
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
-  if type(f) ~= 'function' and not (type(f) == 'table' and (getmetatable(f) or {}).__call) then
+  if not options.is_callable(f) then
     fail('compile: the first argument must be a function or a module, is %s', describe(f))
   end
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},

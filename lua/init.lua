@@ -14,7 +14,8 @@ if not mf._ready then
   mf._set_gradients(require 'moonflow.grad')
   local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data',
     Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save',
-    load = 'moonflow.save', help = 'moonflow.help', compile = 'moonflow.compile', scalar = 'moonflow.compile' }
+    load = 'moonflow.save', help = 'moonflow.help', compile = 'moonflow.compile',
+    scalar = 'moonflow.compile', profile = 'moonflow.profile' }
   local several = { save = true, load = true, compile = true, scalar = true } -- fields of their module
   setmetatable(mf, {
     __index = function(_, key)

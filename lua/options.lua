@@ -92,6 +92,11 @@ function options.count(where, name, value, least)
   return fail('%s: %s must be a whole number of at least %d, is %s', where, name, least, what)
 end
 
+-- Whether a value can be called.
+function options.is_callable(f)
+  return type(f) == 'function' or type(f) == 'table' and (getmetatable(f) or {}).__call ~= nil
+end
+
 -- One of a list of strings.
 function options.choice(where, name, value, list)
   for _, allowed in ipairs(list) do

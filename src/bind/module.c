@@ -99,6 +99,7 @@ static void open_core(State *S, lua_State *L) {
   bind_open_random(S, L);
   bind_open_table(S, L);
   bind_open_compile(S, L);
+  bind_open_profile(S, L);
 }
 
 MF_LUA_API int luaopen_moonflow(lua_State *L) {

@@ -177,6 +177,7 @@ void bind_function(State *S, lua_State *L, const char *name, lua_CFunction f);
 void bind_open_handles(State *S, lua_State *L);
 void bind_open_tensor(State *S, lua_State *L);
 void bind_open_compile(State *S, lua_State *L);
+void bind_open_profile(State *S, lua_State *L);
 void bind_open_ops(State *S, lua_State *L);
 void bind_open_lines(State *S, lua_State *L);
 void bind_open_grad(State *S, lua_State *L);

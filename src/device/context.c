@@ -23,5 +23,6 @@ void context_release(Context *c) {
   if (!c || atomic_fetch_sub(&c->refs, 1) != 1) return;
   for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++)
     if (c->devices[t]) c->devices[t]->api->destroy(c->devices[t]);
+  mem_free(atomic_load(&c->watch));
   mem_free(c);
 }

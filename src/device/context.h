@@ -10,10 +10,13 @@
 
 enum { CONTEXT_DEVICE_TYPES = 3 };
 
+typedef struct Watch Watch; /* of op/watch.h */
+
 struct Context {
   atomic_int refs;
   atomic_bool interrupted; /* set from a signal handler; tested by the dispatcher, cleared by who
                               reports it */
+  _Atomic(Watch *) watch;  /* NULL: launches are not watched */
   int isa;                 /* which of the op tables suits this CPU; see op.h */
   Device *devices[CONTEXT_DEVICE_TYPES]; /* by DeviceType, device 0; NULL where there is none */
 };

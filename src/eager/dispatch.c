@@ -10,6 +10,7 @@
 #include "op_ids.h"
 #include "sparse.h"
 #include "tape.h"
+#include "watch.h"
 
 /* -- Checks ------------------------------------------------------------------------------------ */
 
@@ -172,6 +173,12 @@ static int out_of_scratch(EagerCall *c, size_t bytes) {
   return err_set(MF_ENOMEM, "%s: out of memory for %zu bytes of scratch", c->op->name, bytes);
 }
 
+/* The user's line, for who watches launches; NULL when it is not known. */
+static const char *call_where(Eager *E) {
+  uint64_t where = E->owner.where ? E->owner.where(E->owner.ud) : 0;
+  return where ? E->owner.where_text(E->owner.ud, where) : NULL;
+}
+
 static int launch(Eager *E, EagerCall *c) {
   const OpSpec *spec = c->op->spec[E->isa];
   View small[CALL_SMALL + 4], *views = small;
@@ -196,7 +203,8 @@ static int launch(Eager *E, EagerCall *c) {
   int rc = 0;
   if (scratch && !(call.scratch = stream_scratch(call.stream, scratch)))
     rc = out_of_scratch(c, scratch);
-  if (!rc) rc = spec->cpu(&call);
+  const Watch *watch = watch_of(E->context);
+  if (!rc) rc = watch ? watch_launch(watch, spec, &call, call_where(E)) : spec->cpu(&call);
   if (views != small) mem_free(views);
   return rc;
 }

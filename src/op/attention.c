@@ -271,6 +271,21 @@ static void forward_views(const OpCall *c, const View **given) {
       sizeof(View *) * OPERANDS);
 }
 
+/* `products` of (Lq, D) by (Lk, D) a head; half of them where later keys are not seen. */
+static double attention_products(const OpCall *c, double products, bool is_causal) {
+  const View *q = &c->in[0], *k = &c->in[1];
+  double one = 2.0 * (double)view_numel(q) * (double)k->shape[k->ndim - 2];
+  return products * one * (is_causal ? 0.5 : 1);
+}
+
+static double attention_flops(const OpCall *c) {
+  return attention_products(c, 2, ((const struct attention_args *)c->args)->is_causal);
+}
+
+static double attention_backward_flops(const OpCall *c) {
+  return attention_products(c, 5, ((const struct attention_backward_args *)c->args)->is_causal);
+}
+
 static size_t attention_scratch(const OpCall *c) {
   const View *given[OPERANDS];
   Scheme s;
@@ -309,7 +324,7 @@ OP(attention,
        "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, bool "
        "is_causal=False, float scale) -> (Tensor y, Tensor lse)",
    .flags = OP_HIDDEN, .sbp_rule = attention_sbp, .infer = attention_infer, .cpu = attention_cpu,
-   .scratch = attention_scratch)
+   .scratch = attention_scratch, .flops = attention_flops)
 
 /* -- Backward ---------------------------------------------------------------------------------- */
 
@@ -391,4 +406,5 @@ OP(attention_backward,
        "Tensor? mask=None, *, "
        "bool is_causal=False, float scale) -> (Tensor q, Tensor k, Tensor v)",
    .flags = OP_HIDDEN, .sbp_rule = attention_backward_sbp, .infer = attention_backward_infer,
-   .cpu = attention_backward_cpu, .scratch = attention_backward_scratch)
+   .cpu = attention_backward_cpu, .scratch = attention_backward_scratch,
+   .flops = attention_backward_flops)

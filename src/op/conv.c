@@ -359,6 +359,24 @@ static int conv2d_cpu(const OpCall *c) {
   return conv_run(c, DNN_CONV, &w, &c->in[0], &c->in[1], &c->in[2], &c->out[0]);
 }
 
+/* Two per element of y, the convolution's result, and element of one of its weights w (kernels of
+ * all input channels of a group). */
+static double window_flops(const View *y, const View *w) {
+  return 2.0 * (double)view_numel(y) * (double)w->shape[1] * (double)(w->shape[2] * w->shape[3]);
+}
+
+static double conv2d_flops(const OpCall *c) {
+  return window_flops(&c->out[0], &c->in[1]);
+}
+
+static double conv2d_input_flops(const OpCall *c) {
+  return window_flops(&c->in[0], &c->in[1]);
+}
+
+static double conv2d_weight_flops(const OpCall *c) {
+  return window_flops(&c->in[0], &c->in[2]);
+}
+
 static int conv2d_sbp(SbpAsk *q) {
   const struct conv2d_args *a = q->args;
   return sbp_notation(
@@ -373,7 +391,7 @@ OP(conv2d,
        "int[2] dilation=1, "
        "int groups=1) -> Tensor",
    .sbp_rule = conv2d_sbp, .linear = "x|w", .infer = conv2d_infer, .cpu = conv2d_cpu,
-   .scratch = conv2d_scratch)
+   .scratch = conv2d_scratch, .flops = conv2d_flops)
 
 /* -- The input's gradient ---------------------------------------------------------------------- */
 
@@ -423,7 +441,8 @@ OP(conv2d_input,
        "padding=0, int[2] dilation=1, "
        "int groups=1) -> Tensor",
    .flags = OP_HIDDEN, .sbp_rule = conv2d_input_sbp, .linear = "g|w", .infer = conv2d_input_infer,
-   .cpu = conv2d_input_cpu, .scratch = conv2d_input_scratch)
+   .cpu = conv2d_input_cpu, .scratch = conv2d_input_scratch,
+   .flops = conv2d_input_flops)
 
 /* -- The weights' and the bias's gradients ----------------------------------------------------- */
 
@@ -478,7 +497,8 @@ OP(conv2d_weight,
        "int[2] dilation=1, "
        "int groups=1) -> Tensor",
    .flags = OP_HIDDEN, .sbp_rule = conv2d_weight_sbp, .linear = "g|x", .infer = conv2d_weight_infer,
-   .cpu = conv2d_weight_cpu, .scratch = conv2d_weight_scratch)
+   .cpu = conv2d_weight_cpu, .scratch = conv2d_weight_scratch,
+   .flops = conv2d_weight_flops)
 
 static Window conv2d_weight_bias_window(const struct conv2d_weight_bias_args *a) {
   return (Window){a->stride, a->padding, a->dilation, a->groups};
@@ -515,4 +535,4 @@ OP(conv2d_weight_bias,
        "int groups=1) -> (Tensor w, Tensor b)",
    .flags = OP_HIDDEN, .sbp_rule = conv2d_weight_bias_sbp, .linear = "g",
    .infer = conv2d_weight_bias_infer, .cpu = conv2d_weight_bias_cpu,
-   .scratch = conv2d_weight_bias_scratch)
+   .scratch = conv2d_weight_bias_scratch, .flops = conv2d_weight_flops)

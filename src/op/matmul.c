@@ -373,6 +373,15 @@ static int matmul_cpu(const OpCall *c) {
   return product_run(c, PLAIN, &c->in[0], &c->in[1], NULL);
 }
 
+/* Two per element of the result and of the inner dim, which is the last of `a`. */
+static double inner_flops(const OpCall *c, const View *a) {
+  return 2.0 * (double)view_numel(&c->out[0]) * (a->ndim ? (double)a->shape[a->ndim - 1] : 1);
+}
+
+static double matmul_flops(const OpCall *c) {
+  return inner_flops(c, &c->in[0]);
+}
+
 static int matmul_sbp(SbpAsk *q) {
   bool row = q->in[0]->ndim == 1, column = q->in[1]->ndim == 1;
   if (row && column) return sbp_notation(q, "k, k ->");
@@ -383,7 +392,8 @@ static int matmul_sbp(SbpAsk *q) {
 /* The matrix product (..., m, k) by (..., k, n); leading dims broadcast. A 1-d a is a row, a 1-d b
  * a column, and that dim is not in the result. */
 OP(matmul, .signature = "matmul(Tensor a, Tensor b) -> Tensor", .sbp_rule = matmul_sbp,
-   .linear = "a|b", .infer = matmul_infer, .cpu = matmul_cpu, .scratch = matmul_scratch)
+   .linear = "a|b", .infer = matmul_infer, .cpu = matmul_cpu, .scratch = matmul_scratch,
+   .flops = matmul_flops)
 
 static int bmm_infer(Infer *I) {
   const Meta *a = I->in[0], *b = I->in[1];
@@ -398,7 +408,8 @@ static int bmm_infer(Infer *I) {
 
 /* The matrix products of two equally long batches: (b, m, k) by (b, k, n). */
 OP(bmm, .signature = "bmm(Tensor a, Tensor b) -> Tensor", .sbp = "b m k, b k n -> b m n",
-   .linear = "a|b", .infer = bmm_infer, .cpu = matmul_cpu, .scratch = matmul_scratch)
+   .linear = "a|b", .infer = bmm_infer, .cpu = matmul_cpu, .scratch = matmul_scratch,
+   .flops = matmul_flops)
 
 /* -- addmm ------------------------------------------------------------------------------------- */
 
@@ -422,6 +433,10 @@ static int addmm_infer(Infer *I) {
 
 static size_t addmm_scratch(const OpCall *c) {
   return product_scratch(c, PLAIN, &c->in[1], &c->in[2], NULL);
+}
+
+static double addmm_flops(const OpCall *c) {
+  return inner_flops(c, &c->in[1]);
 }
 
 typedef struct Blend {
@@ -471,7 +486,7 @@ static int addmm_cpu(const OpCall *c) {
 OP(addmm,
    .signature = "addmm(Tensor c, Tensor a, Tensor b, *, float beta=1, float alpha=1) -> Tensor",
    .sbp = "+ m n, m k, k n -> m n", .linear = "a|b", .infer = addmm_infer, .cpu = addmm_cpu,
-   .scratch = addmm_scratch)
+   .scratch = addmm_scratch, .flops = addmm_flops)
 
 /* -- linear ------------------------------------------------------------------------------------ */
 
@@ -505,7 +520,7 @@ static int linear_cpu(const OpCall *c) {
 /* x w' + b: x (..., k), w (n, k), b (n) give (..., n). */
 OP(linear, .signature = "linear(Tensor x, Tensor w, Tensor? b=None) -> Tensor",
    .sbp = "... k, n k, + n -> ... n", .linear = "x|w", .infer = linear_infer, .cpu = linear_cpu,
-   .scratch = linear_scratch)
+   .scratch = linear_scratch, .flops = matmul_flops)
 
 static int linear_weight_infer(Infer *I) {
   const Meta *g = I->in[0], *x = I->in[1];
@@ -522,6 +537,10 @@ static size_t linear_weight_scratch(const OpCall *c) {
   return product_scratch(c, WEIGHT, &c->in[0], &c->in[1], NULL);
 }
 
+static double linear_weight_flops(const OpCall *c) {
+  return 2.0 * (double)view_numel(&c->in[0]) * (double)c->out[0].shape[1];
+}
+
 static int linear_weight_cpu(const OpCall *c) {
   return product_run(c, WEIGHT, &c->in[0], &c->in[1], NULL);
 }
@@ -529,4 +548,4 @@ static int linear_weight_cpu(const OpCall *c) {
 /* The gradient of linear's w: g (..., n) and x (..., k) give (n, k), summed over all rows. */
 OP(linear_weight, .signature = "linear_weight(Tensor g, Tensor x) -> Tensor", .flags = OP_HIDDEN,
    .sbp = "... n, ... k -> n k", .linear = "g|x", .infer = linear_weight_infer,
-   .cpu = linear_weight_cpu, .scratch = linear_weight_scratch)
+   .cpu = linear_weight_cpu, .scratch = linear_weight_scratch, .flops = linear_weight_flops)

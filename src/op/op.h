@@ -154,6 +154,7 @@ struct OpSpec {
   int (*infer)(Infer *);
   int (*cpu)(const OpCall *);
   size_t (*scratch)(const OpCall *); /* bytes of scratch; data pointers are not to be read */
+  double (*flops)(const OpCall *);   /* for profiles; NULL: one per element of the result */
   PointwiseFn *pointwise[PW_CLASSES];
   PointwiseChoose *choose; /* NULL: always those */
   const char *expression;  /* of a pointwise op, for fused kernels */

@@ -6,6 +6,7 @@
 #include "err.h"
 #include "mem.h"
 #include "thread.h"
+#include "watch.h"
 
 /* A view whose memory is a port's: data = the port's + offset. */
 typedef struct Fixup {
@@ -192,7 +193,10 @@ int runtime_run(Runtime *r, uint64_t seed, uint64_t stream) {
   atomic_bool *interrupted = &r->device->context->interrupted;
   for (size_t i = 0; i < p->steps.n && !rc; i++) {
     r->calls[i].scratch = scratch;
-    rc = r->kernels[i](&r->calls[i]);
+    const Watch *watch = watch_of(r->device->context);
+    rc = watch ? watch_launch(watch, p->steps.at[i].op->spec[r->isa], &r->calls[i],
+                              p->steps.at[i].where)
+               : r->kernels[i](&r->calls[i]);
     if (!rc && atomic_load_explicit(interrupted, memory_order_relaxed) &&
         atomic_exchange(interrupted, false))
       rc = err_set(MF_EINTR, "interrupted");

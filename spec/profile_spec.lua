@@ -1,0 +1,108 @@
+-- mf.profile and mf.check_nan, in eager calls and in compiled steps.
+local mf = require 'moonflow'
+
+local function rows(p)
+  local by = {}
+  for _, row in ipairs(p:sums 'op') do by[row.key] = row end
+  return by
+end
+
+local function fails(text, f, ...)
+  local ok, message = pcall(f, ...)
+  assert(not ok and message:find(text, 1, true), tostring(message))
+end
+
+describe('mf.profile', function()
+  local x = mf.randn(8, 16)
+
+  it('counts calls, FLOPs and bytes', function()
+    local w = mf.randn(4, 16)
+    local function step(a) return mf.linear(a, w):relu() end
+    for _, f in ipairs { step, mf.compile(step) } do
+      f(x)
+      local by = rows(mf.profile(function() f(x) f(x) end))
+      assert.equal(2, by.linear.calls)
+      assert.equal(2 * 2 * 8 * 16 * 4, by.linear.flops)
+      assert.equal(2 * 4 * (8 * 16 + 4 * 16 + 8 * 4), by.linear.bytes)
+      assert.equal(2, by.relu.calls)
+      assert.equal(2 * 8 * 4, by.relu.flops)
+    end
+  end)
+
+  it('knows the FLOPs of products, convolutions and attention', function()
+    local image, kernel = mf.randn(2, 3, 8, 8):requires_grad_(true), mf.randn(5, 3, 3, 3):requires_grad_(true)
+    local q = mf.randn(1, 2, 6, 4)
+    local by = rows(mf.profile(function()
+      mf.matmul(x, mf.randn(16, 3))
+      mf.bmm(mf.randn(2, 3, 4), mf.randn(2, 4, 5))
+      mf.addmm(mf.zeros(8, 3), x, mf.randn(16, 3))
+      mf.conv2d(image, kernel):sum():backward()
+      mf.scaled_dot_product_attention(q, q, q)
+    end))
+    local conv = 2 * (2 * 5 * 6 * 6) * 3 * 9
+    assert.equal(2 * 8 * 3 * 16, by.matmul.flops)
+    assert.equal(2 * 2 * 3 * 5 * 4, by.bmm.flops)
+    assert.equal(2 * 8 * 3 * 16, by.addmm.flops)
+    assert.equal(conv, by.conv2d.flops)
+    assert.equal(conv, by.conv2d_input.flops)
+    assert.equal(conv, by.conv2d_weight.flops)
+    assert.equal(2 * 2 * (2 * 6 * 6 * 4), by.attention.flops)
+  end)
+
+  it('names lines', function()
+    local here = debug.getinfo(1, 'l').currentline
+    local p = mf.profile(function() mf.relu(x) end)
+    assert(p:sums('line')[1].key:find(('profile_spec.lua:%d'):format(here + 1), 1, true))
+    local f = mf.compile(function(a) return a:relu() end)
+    f(x)
+    p = mf.profile(f, x)
+    assert(p:sums('line')[1].key:find(('profile_spec.lua:%d'):format(here + 3), 1, true))
+  end)
+
+  it('prints a table', function()
+    local p = mf.profile(function() for _ = 1, 3 do x:relu():sum() end end)
+    local text = p:table { rows = 1 }
+    assert(text:find('rest', 1, true) and text:find('GFLOP/s', 1, true), text)
+    assert.equal(tostring(p), p:table())
+    fails("did you mean 'rows'", p.table, p, { row = 1 })
+    fails('op, line', p.table, p, { by = 'opp' })
+  end)
+
+  it('writes a Chrome trace', function()
+    local path = os.tmpname()
+    mf.profile(function() x:relu() end):save_trace(path)
+    local text = io.open(path):read '*a'
+    os.remove(path)
+    assert(text:find '"traceEvents":%[\n{"ph":"X".*"name":"relu".*%]}\n$', text)
+    fails('save_trace', function() mf.profile(function() end):save_trace '/nowhere/x.json' end)
+  end)
+
+  it('ends with an error of f, and does not nest', function()
+    fails('boom', mf.profile, function() error 'boom' end)
+    fails('one runs already', mf.profile, function() mf.profile(function() end) end)
+    fails('function', mf.profile, 3)
+    assert.equal(1, #mf.profile(function() x:relu() end).events)
+  end)
+end)
+
+describe('mf.check_nan', function()
+  it('names op and line, in both modes', function()
+    local f = mf.compile(function(a) return a:sqrt() end)
+    assert(f(mf.tensor { -1 }):isnan():item())
+    local one = mf.zeros(1)
+    mf.check_nan(true)
+    local ok, message = pcall(function() return mf.tensor({ -1 }):sqrt() end)
+    local traced, traced_message = pcall(f, mf.tensor { -1 })
+    local added, added_message = pcall(function() return one:add_(0 / 0) end)
+    local sum = f(mf.tensor { 4 }):item()
+    mf.check_nan(false)
+    for _, case in ipairs { { ok, message }, { traced, traced_message } } do
+      assert(not case[1] and case[2]:find('sqrt: result 0 has a NaN (', 1, true), tostring(case[2]))
+      assert(case[2]:find('profile_spec.lua:%d+%)'), case[2])
+    end
+    assert(not added and added_message:find('has a NaN', 1, true))
+    assert.equal(2, sum)
+    assert(mf.tensor({ -1 }):sqrt():isnan():item())
+    fails('true or false', mf.check_nan, 1)
+  end)
+end)
