@@ -53,10 +53,28 @@ describe('mf.profile', function()
     local here = debug.getinfo(1, 'l').currentline
     local p = mf.profile(function() mf.relu(x) end)
     assert(p:sums('line')[1].key:find(('profile_spec.lua:%d'):format(here + 1), 1, true))
-    local f = mf.compile(function(a) return a:relu() end)
+    local f = mf.compile(function(a) local y = a:relu() return y end) -- a tail call would hide the line
     f(x)
     p = mf.profile(f, x)
     assert(p:sums('line')[1].key:find(('profile_spec.lua:%d'):format(here + 3), 1, true))
+  end)
+
+  it('gives gradients the line of their forward call', function()
+    local w = mf.randn(16, 3):requires_grad_(true)
+    local line
+    local function step(a)
+      line = debug.getinfo(1, 'l').currentline + 1
+      local y = mf.matmul(a, w):sum()
+      return mf.grad(y, { w })[1]
+    end
+    for _, f in ipairs { step, mf.compile(step) } do
+      f(x)
+      local p, found = mf.profile(f, x), 0
+      for _, e in ipairs(p.events) do
+        if e.where:find(('profile_spec.lua:%d'):format(line), 1, true) then found = found + 1 end
+      end
+      assert(found >= 3, p:table { by = 'line' }) -- the product, the sum, and a gradient
+    end
   end)
 
   it('prints a table', function()

@@ -173,9 +173,8 @@ static int out_of_scratch(EagerCall *c, size_t bytes) {
   return err_set(MF_ENOMEM, "%s: out of memory for %zu bytes of scratch", c->op->name, bytes);
 }
 
-/* The user's line, for who watches launches; NULL when it is not known. */
-static const char *call_where(Eager *E) {
-  uint64_t where = E->owner.where ? E->owner.where(E->owner.ud) : 0;
+const char *eager_where(Eager *E) {
+  uint64_t where = E->where ? E->where : E->owner.where ? E->owner.where(E->owner.ud) : 0;
   return where ? E->owner.where_text(E->owner.ud, where) : NULL;
 }
 
@@ -204,7 +203,7 @@ static int launch(Eager *E, EagerCall *c) {
   if (scratch && !(call.scratch = stream_scratch(call.stream, scratch)))
     rc = out_of_scratch(c, scratch);
   const Watch *watch = watch_of(E->context);
-  if (!rc) rc = watch ? watch_launch(watch, spec, &call, call_where(E)) : spec->cpu(&call);
+  if (!rc) rc = watch ? watch_launch(watch, spec, &call, eager_where(E)) : spec->cpu(&call);
   if (views != small) mem_free(views);
   return rc;
 }

@@ -142,6 +142,7 @@ struct Eager {
   void *interpreter_ud;
   EagerTracer *tracer; /* NULL: calls are executed */
   bool grad_enabled, anomaly;
+  uint64_t where;    /* while a gradient runs: the line of its forward call; 0: not known */
   int device;        /* where tensors without inputs are made */
   bool retaining;    /* the backward pass that runs leaves the graph for another */
   bool background;   /* a worker's: interrupts are for the state that waits for it */
@@ -163,6 +164,9 @@ void eager_free(Eager *E);             /* of eager_destroy and the last tensor *
 Eager *eager_create(Context *context); /* NULL when out of memory */
 /* Its memory goes back when its last tensor is gone. */
 void eager_destroy(Eager *E);
+
+/* The user's line that runs now, or whose gradient runs: its text, or NULL when it is not known. */
+const char *eager_where(Eager *E);
 
 /* Whether somebody wants this thread to stop; then a code with the error set, once. */
 static inline bool eager_has_interrupt(const Eager *E) {

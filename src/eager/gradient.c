@@ -163,11 +163,14 @@ static int check_nan(Eager *E, const Node *n, Tensor **gin) {
 }
 
 int tape_run_node(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin) {
+  uint64_t outer = E->where;
+  E->where = n->inner ? n->inner->where : n->where;
   int rc = n->kind == NODE_OP         ? tape_run_op(E, n, gout, need, gin)
            : n->kind == NODE_FUNCTION ? run_function(E, n, gout, need, gin)
            : n->kind == NODE_VIEW     ? tape_run_view(E, n, gout, gin)
                                       : tape_run_copy_slices(E, n, gout, need, gin);
   for (int k = 0; k < n->n_in && !rc; k++)
     if (gin[k] && need[k]) rc = tape_fit(E, n, k, &gin[k]);
+  E->where = outer;
   return rc || !E->anomaly ? rc : check_nan(E, n, gin);
 }

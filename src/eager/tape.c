@@ -13,6 +13,7 @@
 #include "mem.h"
 #include "op_ids.h"
 #include "tape_int.h"
+#include "watch.h"
 
 /* -- Nodes ------------------------------------------------------------------------------------- */
 
@@ -35,7 +36,8 @@ Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, 
               .n_in = n_in,
               .n_out = n_out};
   n->seq = kind == NODE_ACCUMULATE ? 0 : E->next_seq++;
-  if (E->anomaly && E->owner.where) n->where = E->owner.where(E->owner.ud);
+  bool wanted = E->anomaly || E->tracer || watch_of(E->context);
+  if (wanted && E->owner.where) n->where = E->owner.where(E->owner.ud);
   n->next = (Edge *)(n + 1);
   n->in_meta = (GradMeta *)(n->next + n_in);
   n->out_meta = n->in_meta + n_in;

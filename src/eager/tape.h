@@ -79,7 +79,7 @@ struct Node {
   int place;      /* among the visits of `pass` */
   const Op *op;
   uint64_t seq;   /* consumers have higher numbers than their producers; leaves 0 */
-  uint64_t where; /* the user's line in anomaly mode, see EagerOwner.where; else 0 */
+  uint64_t where; /* the user's line where somebody wants it, see EagerOwner.where; else 0 */
   int n_in, n_out;
   Edge *next;         /* n_in */
   GradMeta *in_meta;  /* n_in */

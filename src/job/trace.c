@@ -35,9 +35,7 @@ static TraceStorage *add_storage(Trace *t, Storage *s, const Meta *root, GraphVa
 
 static const char *here(Trace *t) {
   Eager *E = t->E;
-  if (!E->owner.where) return NULL;
-  uint64_t where = E->owner.where(E->owner.ud);
-  const char *text = where ? E->owner.where_text(E->owner.ud, where) : NULL;
+  const char *text = eager_where(E);
   return text && *text ? arena_text(&t->graph->arena, text) : NULL;
 }
 

@@ -441,8 +441,7 @@ OP(conv2d_input,
        "padding=0, int[2] dilation=1, "
        "int groups=1) -> Tensor",
    .flags = OP_HIDDEN, .sbp_rule = conv2d_input_sbp, .linear = "g|w", .infer = conv2d_input_infer,
-   .cpu = conv2d_input_cpu, .scratch = conv2d_input_scratch,
-   .flops = conv2d_input_flops)
+   .cpu = conv2d_input_cpu, .scratch = conv2d_input_scratch, .flops = conv2d_input_flops)
 
 /* -- The weights' and the bias's gradients ----------------------------------------------------- */
 
@@ -497,8 +496,7 @@ OP(conv2d_weight,
        "int[2] dilation=1, "
        "int groups=1) -> Tensor",
    .flags = OP_HIDDEN, .sbp_rule = conv2d_weight_sbp, .linear = "g|x", .infer = conv2d_weight_infer,
-   .cpu = conv2d_weight_cpu, .scratch = conv2d_weight_scratch,
-   .flops = conv2d_weight_flops)
+   .cpu = conv2d_weight_cpu, .scratch = conv2d_weight_scratch, .flops = conv2d_weight_flops)
 
 static Window conv2d_weight_bias_window(const struct conv2d_weight_bias_args *a) {
   return (Window){a->stride, a->padding, a->dilation, a->groups};
