@@ -9,7 +9,7 @@
 
 #include "mem.h"
 
-enum { POOL_UNIT = 64, POOL_CLASSES = 16, POOL_LIMIT = 16 << 20 };
+enum { POOL_UNIT = 64, POOL_CLASSES = 16, POOL_LIMIT = 64 << 20 };
 
 typedef struct Pool {
   void *blocks[POOL_CLASSES]; /* by size, in units; each begins with the address of the next */
@@ -29,7 +29,7 @@ static inline void *pool_take(Pool *p, size_t bytes) {
     return mem_aligned(POOL_UNIT, units * POOL_UNIT);
   void *block = p->blocks[units - 1];
   void *next = p->blocks[units - 1] = *(void **)block;
-  for (int line = 0; line < 4; line++) __builtin_prefetch((char *)next + line * POOL_UNIT, 1);
+  for (int line = 0; line < 8; line++) __builtin_prefetch((char *)next + line * POOL_UNIT, 1);
   p->kept -= units * POOL_UNIT;
   return block;
 }
