@@ -22,6 +22,7 @@ local texts = {
   memory_stats = 'memory_stats(device): bytes in use, at the peak and cached, the limit, the number '
     .. 'of tensors and of allocations.',
   empty_cache = 'empty_cache(device): gives cached memory back to the system.',
+  check_nan = 'check_nan(on): while it is on, a NaN in the result of an op is an error that names the op and the line.',
   reset_peak_memory = 'reset_peak_memory(device): the peak counts from now on.',
   set_memory_limit = 'set_memory_limit(bytes, device): allocations beyond it fail; 0 for none.',
   get_num_threads = 'get_num_threads(): how many threads an op uses.',
