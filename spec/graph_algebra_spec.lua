@@ -36,7 +36,6 @@ local simpler = {
     '%5 = abs(%0): float32[2, 3]\nreturn %5' },
   { '%5 = maximum(%0, %0): float32[2, 3]\n%6 = minimum(%5, %0): float32[2, 3]\nreturn %6', 'return %0' },
   { '%5 = bitwise_and(%1, %1): int64[2, 3]\n%6 = bitwise_or(%5, %1): int64[2, 3]\nreturn %6', 'return %1' },
-  { '%5 = where(%2, %0, %0): float32[2, 3]\nreturn %5', 'return %0' },
   { '%5 = cast(%0, dtype=float32): float32[2, 3]\nreturn %5', 'return %0' },
   { '%5 = cast(%0, dtype=float64): float64[2, 3]\n%6 = cast(%5, dtype=float32): float32[2, 3]\nreturn %6',
     'return %0' },
@@ -51,13 +50,9 @@ local simpler = {
     .. '%7 = cast(%6, dtype=float32): float32[2, 3]\nwrite %3 = %7\nreturn' },
   { '%5 = clone(%3): float32[2, 3]\n%6 = copy_(%3, %4): float32[2, 3]\n%7 = copy_(%4, %5): float32[2, 3]\n'
     .. 'write %3 = %6\nwrite %4 = %7\nreturn', 'write %3 = %4\nwrite %4 = %3\nreturn' },
-  { '%5 = cat([%0]): float32[2, 3]\nreturn %5', 'return %0' },
-  { '%5 = view(%0, size=[6]): float32[6]\nreturn %5', '%5 = reshape(%0, size=[6]): float32[6]\nreturn %5' },
   { '%5 = unsqueeze(%0, dim=1): float32[2, 1, 3]\n%6 = flatten(%5, start_dim=0, end_dim=2): float32[6]\n'
     .. '%7 = unflatten(%6, dim=0, sizes=[3, 2]): float32[3, 2]\nreturn %7',
-    '%5 = reshape(%0, size=[3, 2]): float32[3, 2]\nreturn %5' },
-  { '%5 = flatten(%0): float32[6]\n%6 = view(%5, size=[2, 3]): float32[2, 3]\n%7 = exp(%5): float32[6]\n'
-    .. 'return %6, %7', '%5 = flatten(%0, end_dim=1): float32[6]\n%6 = exp(%5): float32[6]\nreturn %0, %6' },
+    '%5 = reshape(%0, size=[6]): float32[6]\n%6 = unflatten(%5, dim=0, sizes=[3, 2]): float32[3, 2]\nreturn %6' },
   { '%5 = reshape(%0, size=[2, 3]): float32[2, 3]\n%6 = squeeze(%5, dim=[0, 1]): float32[2, 3]\n'
     .. '%7 = expand(%6, size=[2, 3]): float32[2, 3]\n%8 = slice(%7, start=0, stop=2): float32[2, 3]\n'
     .. '%9 = narrow(%8, dim=1, start=0, length=3): float32[2, 3]\nreturn %9', 'return %0' },
@@ -69,18 +64,30 @@ local simpler = {
   { '%5 = unsqueeze(%0, dim=2): float32[2, 3, 1]\n%6 = permute(%5, dims=[1, 2, 0]): float32[3, 1, 2]\n'
     .. '%7 = movedim(%6, source=[0], destination=[2]): float32[1, 2, 3]\nreturn %7',
     '%5 = unsqueeze(%0, dim=2): float32[2, 3, 1]\n%6 = permute(%5, dims=[2, 0, 1]): float32[1, 2, 3]\nreturn %6' },
-  { '%5 = slice_base(%0, base_stride=[3, 1], size=[2, 3], stride=[3, 1], offset=0): float32[2, 3]\nreturn %5',
-    'return %0' },
-  { '%5 = scatter_base(%0, %3, base_stride=[1, 2], src_size=[2, 3], stride=[1, 2], offset=0): float32[2, 3]\n'
-    .. 'return %5', 'return %3' },
-  { '%5 = unsqueeze(%0, dim=0): float32[1, 2, 3]\n%6 = amax(%5, dim=[0]): float32[2, 3]\n'
-    .. '%7 = amin(%6, dim=[]): float32[]\n%8 = prod(%7, dim=[]): float32[]\nreturn %6, %8',
-    '%5 = amin(%0, dim=[0, 1]): float32[]\nreturn %0, %5' },
-  { '%5 = unsqueeze(%1, dim=0): int64[1, 2, 3]\n%6 = sum(%5, dim=[0]): int64[2, 3]\nreturn %6', 'return %1' },
+  { '%5 = scatter_base(%3, %0, base_stride=[1, 2], src_size=[2, 3], stride=[1, 2], offset=0): float32[2, 3]\n'
+    .. 'write %3 = %5\nreturn', 'write %3 = %0\nreturn' },
+  { '%5 = sum(%0, dim=[0]): float32[3]\n%6 = unsqueeze(%5, dim=0): float32[1, 3]\n'
+    .. '%7 = amax(%6, dim=[0]): float32[3]\n%8 = cat([%7]): float32[3]\nreturn %8',
+    '%5 = sum(%0, dim=[0]): float32[3]\nreturn %5' },
+  { '%5 = sum(%1, dim=[0]): int64[3]\n%6 = unsqueeze(%5, dim=0): int64[1, 3]\n'
+    .. '%7 = sum(%6, dim=[0]): int64[3]\nreturn %7', '%5 = sum(%1, dim=[0]): int64[3]\nreturn %5' },
+  { '%5 = expand(%0, size=[2, 2, 3]): float32[2, 2, 3]\n%6 = neg(%5): float32[2, 2, 3]\n'
+    .. '%7 = neg(%6): float32[2, 2, 3]\n%8 = clone(%7): float32[2, 2, 3]\nreturn %8',
+    '%5 = expand(%0, size=[2, 2, 3]): float32[2, 2, 3]\n%6 = neg(%5): float32[2, 2, 3]\n'
+    .. '%7 = neg(%6): float32[2, 2, 3]\nreturn %7' },
 }
 
 -- What looks like a rule's case and is none.
 local left = {
+  -- these would lie otherwise in memory, or might
+  '%5 = where(%2, %0, %0): float32[2, 3]\nreturn %5\n',
+  '%5 = cat([%0]): float32[2, 3]\nreturn %5\n',
+  '%5 = copy_(%3, %0): float32[2, 3]\nreturn %5\n',
+  '%5 = view(%0, size=[6]): float32[6]\nreturn %5\n',
+  '%5 = flatten(%0, end_dim=1): float32[6]\n%6 = reshape(%5, size=[2, 3]): float32[2, 3]\nreturn %6\n',
+  '%5 = unsqueeze(%0, dim=0): float32[1, 2, 3]\n%6 = amax(%5, dim=[0]): float32[2, 3]\nreturn %6\n',
+  '%5 = expand(%0, size=[2, 2, 3]): float32[2, 2, 3]\n%6 = clone(%5): float32[2, 2, 3]\nreturn %6\n',
+  '%5 = slice_base(%0, base_stride=[3, 1], size=[2, 3], stride=[3, 1], offset=0): float32[2, 3]\nreturn %5\n',
   '%5 = number 0: int64\n%6 = add(%0, %5): float32[2, 3]\nreturn %6\n', -- -0 + 0 = 0
   '%5 = number -0: float64\n%6 = sub(%0, %5): float32[2, 3]\nreturn %6\n',
   '%5 = number 0: float64\n%6 = sub(%5, %0): float32[2, 3]\nreturn %6\n',

@@ -64,6 +64,9 @@ return %2
     ['what is large'] = '%0 = ones(size=[30, 40]): float32[30, 40]\n%1 = sum(%0, dim=[0, 1]): float32[]\n',
     ['what is empty'] = '%0 = ones(size=[0]): float32[0]\n%1 = exp(%0): float32[0]\n',
     ['writes in place'] = '%0 = capture c: float32[2]\n%1 = fill_(%0, value=3): float32[2]\n',
+    ['what may lie in another order'] = '%0 = input x: float32[2, 3]\n%1 = ones_like(%0): float32[2, 3]\n',
+    ['another order'] = '%0 = ones(size=[2, 3]): float32[2, 3]\n%1 = t(%0): float32[3, 2]\n'
+      .. '%2 = exp(%1): float32[3, 2]\n',
     views = '%0 = ones(size=[1]): float32[1]\n%1 = expand(%0, size=[9, 1]): float32[9, 1]\n',
     ['what a double does not hold'] = '%0 = full(size=[2], fill_value=9007199254740991, dtype=int64): int64[2]\n'
       .. '%1 = number 2: int64\n%2 = add(%0, %1): int64[2]\n',

@@ -16,9 +16,10 @@
  * node's output come from further up, or its op one that no rule makes into another. A view of a
  * view that others use too is left alone where both might need copies.
  *
- * Strides are not a value's, so clones that only give memory of its own go, and `view` becomes
- * `reshape`, which copies where the plan's strides need it. A graph with as_strided, where the
- * order in memory has a meaning, is left alone. */
+ * Nor does a rule change the order in memory that a plan would give, since sums take elements in
+ * that order, and their last bit depends on it: what takes an output's place is dense and lies as
+ * the output would, or has one dim at most, or the output is only written to a capture. A graph
+ * with as_strided, which is about memory itself, is left alone. */
 #include <math.h>
 #include <string.h>
 
@@ -28,7 +29,8 @@
 
 typedef struct Algebra {
   Graph *g;
-  int *uses; /* of a value, by id, when the pass began */
+  int *uses;  /* of a value, by id, when the pass began */
+  int *reads; /* those that are no writes to captures */
 } Algebra;
 
 /* Answers of rules that are no value. */
@@ -218,10 +220,9 @@ static GraphValue *view_nothing(Algebra *a, GraphNode *n) {
   return same_shape(n->in[0], &n->out[0]) ? n->in[0] : NULL;
 }
 
-/* The node that makes v, if it changes the shape alone. */
+/* The node that makes v, if it changes the shape alone and never copies. */
 static const GraphNode *reshaping(const GraphValue *v) {
-  static const int ops[] = {OP_view,      OP_reshape, OP_flatten,
-                            OP_unflatten, OP_squeeze, OP_unsqueeze};
+  static const int ops[] = {OP_view, OP_unflatten, OP_squeeze, OP_unsqueeze};
   for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
     if (graph_is_op(v->node, ops[i])) return v->node;
   return NULL;
@@ -236,10 +237,6 @@ static GraphValue *to_reshape(Algebra *a, GraphNode *n, GraphValue *x) {
   struct reshape_args r = {.size.n = y->ndim};
   memcpy(r.size.v, y->shape, sizeof *y->shape * (size_t)y->ndim);
   return &make(a, n, OP_reshape, &r, x, (DType)y->dtype)->out[0];
-}
-
-static GraphValue *view_reshape(Algebra *a, GraphNode *n) {
-  return to_reshape(a, n, n->in[0]);
 }
 
 static GraphValue *reshape_reshape(Algebra *a, GraphNode *n) {
@@ -341,66 +338,76 @@ static GraphValue *reduce_one_whole(Algebra *a, GraphNode *n) {
 
 /* -- The rules --------------------------------------------------------------------------------- */
 
+/* What is known of the order in memory of what a rule answers with. */
+typedef enum Order {
+  SAME,  /* a view of the same places */
+  FIRST, /* as the op's first input of its output's shape, where that is dense */
+  ANY
+} Order;
+
 typedef struct Rule {
   int op;
+  Order order;
   RuleFn *fn;
   const char *why;
 } Rule;
 
 static const Rule rules[] = {
-    {OP_mul, mul_one, "x * 1 = x, NaN included"},
-    {OP_div, div_one, "x / 1 = x; whole numbers become floats, which the dtype shows"},
-    {OP_add, add_zero, "x + 0 = x for whole numbers, x + -0 = x for floats"},
-    {OP_sub, sub_zero, "x - 0 = x, also where x is -0; x - -0 would not be"},
-    {OP_neg, twice_is_none, "changes the sign bit twice; whole numbers wrap to where they were"},
-    {OP_bitwise_not, not_not, "changes every bit twice"},
-    {OP_logical_not, not_not, "of bool, which alone has the dtype of the result"},
-    {OP_abs, twice_is_once, "an absolute value is its own"},
-    {OP_abs, abs_neg, "the sign bit is dropped; floats only, as -128 wraps"},
-    {OP_relu, twice_is_once, "what is not below 0 stays, NaN too"},
-    {OP_relu6, twice_is_once, "what lies within stays"},
-    {OP_sign, twice_is_once, "-1, 0 and 1 are their own signs"},
-    {OP_floor, twice_is_once, "whole already"},
-    {OP_ceil, twice_is_once, "whole already"},
-    {OP_trunc, twice_is_once, "whole already"},
-    {OP_round, twice_is_once, "whole already"},
-    {OP_maximum, of_same, "one of two equals, or the NaN"},
-    {OP_minimum, of_same, "one of two equals, or the NaN"},
-    {OP_bitwise_and, of_same, "x & x = x"},
-    {OP_bitwise_or, of_same, "x | x = x"},
-    {OP_where, where_same, "either way the same"},
-    {OP_cast, cast_same, "no conversion"},
-    {OP_cast, cast_cast, "what the dtype between holds exactly, it passes on"},
-    {OP_clone, clone_plain, "values are never written, so copies are as good as what they copy"},
-    {OP_copy_, copy_over, "converts as cast and broadcasts as expand, whatever it writes over"},
-    {OP_cat, join_one, "of one tensor"},
-    {OP_view, view_nothing, "to the shape that it has"},
-    {OP_reshape, view_nothing, "to the shape that it has"},
-    {OP_flatten, view_nothing, "of one dim"},
-    {OP_unflatten, view_nothing, "into one dim"},
-    {OP_squeeze, view_nothing, "without dims of size 1"},
-    {OP_expand, view_nothing, "to the shape that it has"},
-    {OP_broadcast_to, view_nothing, "to the shape that it has"},
-    {OP_narrow, view_nothing, "of all entries"},
-    {OP_slice, view_nothing, "of all entries: another step would leave some out"},
-    {OP_reshape, reshape_reshape, "the order of elements is the same all along"},
-    {OP_flatten, reshape_reshape, "the order of elements is the same all along"},
-    {OP_unflatten, reshape_reshape, "the order of elements is the same all along"},
-    {OP_squeeze, reshape_reshape, "the order of elements is the same all along"},
-    {OP_unsqueeze, reshape_reshape, "the order of elements is the same all along"},
-    {OP_view, view_reshape, "differs only in what it says when strides do not allow it"},
-    {OP_expand, expand_expand, "to the larger shape at once"},
-    {OP_broadcast_to, expand_expand, "to the larger shape at once"},
-    {OP_t, permute_permute, "two orders of dims are one, or none"},
-    {OP_transpose, permute_permute, "two orders of dims are one, or none"},
-    {OP_permute, permute_permute, "two orders of dims are one, or none"},
-    {OP_movedim, permute_permute, "two orders of dims are one, or none"},
-    {OP_slice_base, slice_all, "the view is the base"},
-    {OP_scatter_base, scatter_all, "the view is the base, all of which is written"},
-    {OP_amax, reduce_one, "the largest of one"},
-    {OP_amin, reduce_one, "the smallest of one"},
-    {OP_prod, reduce_one, "1 * x = x"},
-    {OP_sum, reduce_one_whole, "0 + x = x, for whole numbers"},
+    {OP_mul, FIRST, mul_one, "x * 1 = x, NaN included"},
+    {OP_div, FIRST, div_one, "x / 1 = x; whole numbers become floats, which the dtype shows"},
+    {OP_add, FIRST, add_zero, "x + 0 = x for whole numbers, x + -0 = x for floats"},
+    {OP_sub, FIRST, sub_zero, "x - 0 = x, also where x is -0; x - -0 would not be"},
+    {OP_neg, FIRST, twice_is_none,
+     "changes the sign bit twice; whole numbers wrap to where they were"},
+    {OP_bitwise_not, FIRST, not_not, "changes every bit twice"},
+    {OP_logical_not, FIRST, not_not, "of bool, which alone has the dtype of the result"},
+    {OP_abs, FIRST, twice_is_once, "an absolute value is its own"},
+    {OP_abs, FIRST, abs_neg, "the sign bit is dropped; floats only, as -128 wraps"},
+    {OP_relu, FIRST, twice_is_once, "what is not below 0 stays, NaN too"},
+    {OP_relu6, FIRST, twice_is_once, "what lies within stays"},
+    {OP_sign, FIRST, twice_is_once, "-1, 0 and 1 are their own signs"},
+    {OP_floor, FIRST, twice_is_once, "whole already"},
+    {OP_ceil, FIRST, twice_is_once, "whole already"},
+    {OP_trunc, FIRST, twice_is_once, "whole already"},
+    {OP_round, FIRST, twice_is_once, "whole already"},
+    {OP_maximum, FIRST, of_same, "one of two equals, or the NaN"},
+    {OP_minimum, FIRST, of_same, "one of two equals, or the NaN"},
+    {OP_bitwise_and, FIRST, of_same, "x & x = x"},
+    {OP_bitwise_or, FIRST, of_same, "x | x = x"},
+    {OP_where, FIRST, where_same, "either way the same"},
+    {OP_cast, FIRST, cast_same, "no conversion"},
+    {OP_cast, FIRST, cast_cast, "what the dtype between holds exactly, it passes on"},
+    {OP_clone, FIRST, clone_plain,
+     "values are never written, so copies are as good as what they copy"},
+    {OP_copy_, ANY, copy_over,
+     "converts as cast and broadcasts as expand, whatever it writes over"},
+    {OP_cat, ANY, join_one, "of one tensor"},
+    {OP_view, SAME, view_nothing, "to the shape that it has"},
+    {OP_reshape, SAME, view_nothing, "to the shape that it has"},
+    {OP_flatten, SAME, view_nothing, "of one dim"},
+    {OP_unflatten, SAME, view_nothing, "into one dim"},
+    {OP_squeeze, SAME, view_nothing, "without dims of size 1"},
+    {OP_expand, SAME, view_nothing, "to the shape that it has"},
+    {OP_broadcast_to, SAME, view_nothing, "to the shape that it has"},
+    {OP_narrow, SAME, view_nothing, "of all entries"},
+    {OP_slice, SAME, view_nothing, "of all entries: another step would leave some out"},
+    {OP_reshape, SAME, reshape_reshape, "the order of elements is the same all along"},
+    {OP_flatten, SAME, reshape_reshape, "the order of elements is the same all along"},
+    {OP_unflatten, SAME, reshape_reshape, "the order of elements is the same all along"},
+    {OP_squeeze, SAME, reshape_reshape, "the order of elements is the same all along"},
+    {OP_unsqueeze, SAME, reshape_reshape, "the order of elements is the same all along"},
+    {OP_expand, SAME, expand_expand, "to the larger shape at once"},
+    {OP_broadcast_to, SAME, expand_expand, "to the larger shape at once"},
+    {OP_t, SAME, permute_permute, "two orders of dims are one, or none"},
+    {OP_transpose, SAME, permute_permute, "two orders of dims are one, or none"},
+    {OP_permute, SAME, permute_permute, "two orders of dims are one, or none"},
+    {OP_movedim, SAME, permute_permute, "two orders of dims are one, or none"},
+    {OP_slice_base, ANY, slice_all, "the view is the base"},
+    {OP_scatter_base, ANY, scatter_all, "the view is the base, all of which is written"},
+    {OP_amax, ANY, reduce_one, "the largest of one"},
+    {OP_amin, ANY, reduce_one, "the smallest of one"},
+    {OP_prod, ANY, reduce_one, "1 * x = x"},
+    {OP_sum, ANY, reduce_one_whole, "0 + x = x, for whole numbers"},
 };
 
 /* -- The pass ---------------------------------------------------------------------------------- */
@@ -409,13 +416,53 @@ static bool fits(const GraphValue *v, const GraphValue *by) {
   return v->dtype == by->dtype && v->device == by->device && !by->number && same_shape(v, by);
 }
 
+enum { HOPS = 16 };
+
+/* Whether each place of v's memory is one element, as far as that is easily seen. */
+static bool is_dense(const GraphValue *v) {
+  int64_t dims[MF_MAX_DIMS];
+  for (int hops = 0; hops < HOPS; hops++) {
+    const GraphNode *n = v->node;
+    if (n->kind != GRAPH_OP)
+      return !n->meta || shape_is_dense(v->ndim, n->meta->shape, n->meta->stride);
+    int written = v->output - (n->n_out - n->n_written);
+    bool reshaped = reshaping(v) || graph_is_op(n, OP_reshape) || graph_is_op(n, OP_flatten);
+    if (written >= 0) v = n->in[n->written[written]];
+    else if (!is_view(n)) return true;
+    else if (reshaped || is_permutation(n, dims)) v = n->in[0];
+    else return false;
+  }
+  return false;
+}
+
+static bool is_line(const GraphValue *v) {
+  int dims = 0;
+  for (int d = 0; d < v->ndim; d++) dims += v->shape[d] > 1;
+  return dims <= 1;
+}
+
+/* Whether n's output lies as `by` does if that is dense: they begin with the same input. */
+static bool begins_with(const GraphNode *n, const GraphValue *by) {
+  for (int k = 0; k < n->n_in; k++) {
+    if (!n->in[k] || !same_shape(n->in[k], &n->out[0])) continue;
+    const GraphNode *m = n->in[k]->node;
+    return n->in[k] == by || (m->kind == GRAPH_OP && m->n_in == 1 && m->in[0] == by);
+  }
+  return false;
+}
+
+static bool keeps_order(const Algebra *a, const GraphNode *n, Order order, const GraphValue *by) {
+  if (order == SAME || !a->reads[n->out[0].id]) return true;
+  return is_dense(by) && (is_line(by) || (order == FIRST && begins_with(n, by)));
+}
+
 /* What the rules make of n's output, or NULL. */
 static GraphValue *simplify(Algebra *a, GraphNode *n) {
   for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
     if (!graph_is_op(n, rules[i].op)) continue;
     GraphValue *by = rules[i].fn(a, n);
     if (by == CHANGED) i = (size_t)-1; /* from the first rule on */
-    else if (by && fits(&n->out[0], by)) return by;
+    else if (by && fits(&n->out[0], by) && keeps_order(a, n, rules[i].order, by)) return by;
   }
   return NULL;
 }
@@ -425,22 +472,30 @@ static void forward(GraphNode *n) {
     if (n->in[k] && n->in[k]->mark) n->in[k] = n->in[k]->mark;
 }
 
-/* How often each value is used; NULL where the order in memory has a meaning. */
-static int *count_uses(Graph *g) {
-  int *uses = arena_array(&g->arena, int, graph_values(g) + 1);
+/* How often each value is used; false where the order in memory has a meaning. */
+static bool count_uses(Algebra *a) {
+  const Graph *g = a->g;
+  a->uses = arena_array(&a->g->arena, int, graph_values(g) + 1);
+  a->reads = arena_array(&a->g->arena, int, graph_values(g) + 1);
   for (const GraphNode *n = g->first; n; n = n->next) {
-    if (graph_is_op(n, OP_as_strided)) return NULL;
-    for (int k = 0; k < n->n_in; k++)
-      if (n->in[k]) uses[n->in[k]->id]++;
+    if (graph_is_op(n, OP_as_strided)) return false;
+    for (int k = 0; k < n->n_in; k++) {
+      if (!n->in[k]) continue;
+      a->uses[n->in[k]->id]++;
+      a->reads[n->in[k]->id] += n->kind != GRAPH_WRITE;
+    }
   }
-  for (size_t i = 0; i < g->results.n; i++) uses[g->results.at[i]->id]++;
-  return uses;
+  for (size_t i = 0; i < g->results.n; i++) {
+    a->uses[g->results.at[i]->id]++;
+    a->reads[g->results.at[i]->id]++;
+  }
+  return true;
 }
 
 void pass_algebra(Graph *g, const PassSettings *s) {
   (void)s;
-  Algebra a = {g, count_uses(g)};
-  for (GraphNode *n = a.uses ? g->first : NULL; n; n = n->next) {
+  Algebra a = {.g = g};
+  for (GraphNode *n = count_uses(&a) ? g->first : NULL; n; n = n->next) {
     forward(n);
     if (n->kind != GRAPH_OP || n->n_out != 1 || n->n_patches) continue;
     GraphValue *by = simplify(&a, n);

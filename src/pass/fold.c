@@ -173,10 +173,11 @@ static GraphValue *make_full(Folding *f, GraphNode *n, const GraphValue *v) {
   return &full->out[0];
 }
 
-/* Fills are constants as they stand; a fill that reads a tensor for its shape alone need not. */
+/* Fills are constants as they stand; a fill that reads a tensor for its shape alone need not. Where
+ * it may take over an order of dims in memory it is none. */
 static bool fold_filling(Folding *f, GraphNode *n) {
   double value;
-  if (!is_filling(n, &value)) return false;
+  if (!is_filling(n, &value) || (n->n_in && n->out[0].ndim > 1)) return false;
   know_number(f, &n->out[0], value);
   return true;
 }
@@ -189,11 +190,19 @@ static bool is_strided(Folding *f) {
   return f->strided;
 }
 
+/* A `full` would not lie in memory as what is computed from such a view does. */
+static bool is_reordering(const GraphNode *n) {
+  static const int ops[] = {OP_t, OP_transpose, OP_permute, OP_movedim};
+  for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
+    if (graph_is_op(n, ops[i])) return true;
+  return false;
+}
+
 static void fold_node(Folding *f, GraphNode *n) {
   if (n->kind == GRAPH_NUMBER && n->cell == NO_CELL) know_number(f, &n->out[0], n->value);
   if (n->kind != GRAPH_OP || n->n_patches) return;
   if (n->op->spec[0]->flags & OP_VIEW) {
-    const Constant *c = constant_of(n->in[0]);
+    const Constant *c = is_reordering(n) ? NULL : constant_of(n->in[0]);
     for (int k = 0; k < n->n_out && c; k++) know(f, &n->out[k], c->bits);
     return;
   }
