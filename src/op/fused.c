@@ -28,6 +28,7 @@ enum {
   FUSED_L1 = 24 << 10, /* bytes of places in use at a time */
   FUSED_MOST = 2048,   /* elements of a block at most, and at least */
   FUSED_LEAST = 128,
+  FUSED_CELL = 64, /* bytes of a cell: a vector of the widest kind */
   FUSED_SKEW = 64, /* bytes between slots, so that they do not all begin in one set of L1 */
   FUSED_VALUES = PROGRAM_TENSORS + PROGRAM_STEPS,
   FUSED_CELLS = WALK_OPERANDS + PROGRAM_STEPS * (PROGRAM_INPUTS + 2) + PROGRAM_TENSORS,
@@ -497,7 +498,7 @@ static void run_parts(int64_t begin, int64_t end, void *arg) {
   const FusedJob *j = arg;
   const Walk *w = &j->walk;
   char *at[FUSED_PLACES];
-  char cells[PROGRAM_STEPS][LANES_BYTES] __attribute__((aligned(64)));
+  char cells[PROGRAM_STEPS][FUSED_CELL] __attribute__((aligned(64)));
   for (int64_t part = begin; part < end; part++) {
     int64_t i = w->numel / PW_PAD * part / j->parts * PW_PAD,
             last =
