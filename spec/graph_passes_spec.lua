@@ -105,6 +105,18 @@ describe('passes', function()
     end
   end)
 
+  it('keep the dtype of what is computed in place', function()
+    local function f(x, y)
+      local z = x * 3
+      z:mul_(y):add_(1):div_(y)
+      return z
+    end
+    local x, y = mf.full({ 4 }, 1 / 3), mf.full({ 4 }, 0.1, { dtype = mf.float64 })
+    local z = mf.compile(f)(x, y)
+    assert.equal(mf.float32, z.dtype)
+    assert(mf.equal(f(x, y), z))
+  end)
+
   it('have switches', function()
     local function f(x) return mf.cat { x * 2, x * 2 } end
     local function count(step)

@@ -58,7 +58,9 @@ struct GraphNode {
   GraphValue **in, *out;
   GraphNode *next, *prev;
   int64_t id;
-  void *mark; /* as a value's; what follows is read more rarely */
+  void *mark;    /* as a value's; what follows is read more rarely */
+  bool converts; /* its output is cast to the dtype of input 0, as in-place ops do; graph_verify
+                    finds out */
   int n_written;
   const int *written; /* inputs that the op writes */
   int n_patches;

@@ -21,7 +21,7 @@ typedef struct Checker {
 
 /* Whether a node is right by itself: its arguments, and its outputs given its inputs. 0 or a code
  * with a text that does not name the node. */
-int graph_check_node(Checker *c, const Graph *g, const GraphNode *n);
+int graph_check_node(Checker *c, const Graph *g, GraphNode *n);
 void graph_check_free(Checker *c);
 
 #endif

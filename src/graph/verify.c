@@ -80,7 +80,7 @@ static int check_output(const GraphNode *n, int k, const Meta *m) {
                  type_text((DType)m->dtype, m->ndim, m->shape, want));
 }
 
-static int check_inference(Checker *c, const GraphNode *n) {
+static int check_inference(Checker *c, GraphNode *n) {
   union {
     char bytes[OP_MAX_ARGS];
     double align;
@@ -107,6 +107,7 @@ static int check_inference(Checker *c, const GraphNode *n) {
   if (a.infer.n_out != n_out)
     return err_set(MF_EINVAL, "has %d outputs, inference says %d", n_out, a.infer.n_out);
   for (int k = 0; k < n_out && !rc; k++) rc = check_output(n, k, &a.metas[k]);
+  n->converts = n_out > 0 && n->out[0].dtype != a.metas[0].dtype;
   if (!rc && c->settle) memcpy(n->args, args.bytes, n->op->args_size);
   return rc;
 }
@@ -158,7 +159,7 @@ static int check_patches(const Graph *g, const GraphNode *n) {
   return 0;
 }
 
-static int check_op(Checker *c, const Graph *g, const GraphNode *n) {
+static int check_op(Checker *c, const Graph *g, GraphNode *n) {
   if (n->op->spec[0]->flags & OP_DATA)
     return err_set(MF_EINVAL, "its outputs' shape depends on data");
   if (n->n_written < 0 || n->n_written > n->n_out) return err_set(MF_EINVAL, "writes too much");
@@ -206,7 +207,7 @@ static int check_write(const GraphNode *n) {
   return 0;
 }
 
-int graph_check_node(Checker *c, const Graph *g, const GraphNode *n) {
+int graph_check_node(Checker *c, const Graph *g, GraphNode *n) {
   for (int k = 0; k < n->n_out; k++) {
     const GraphValue *v = &n->out[k];
     if (v->node != n || v->output != k || v->dtype >= DTYPE_COUNT || v->device >= DEVICE_TYPES)

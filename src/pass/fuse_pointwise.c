@@ -79,7 +79,7 @@ static bool is_pointwise(const GraphNode *n) {
   if (n->kind != GRAPH_OP || n->n_out != 1 || n->n_patches || n->n_in > PROGRAM_INPUTS)
     return false;
   const OpSpec *spec = n->op->spec[0];
-  if (n->out[0].number || n->out[0].device != DEVICE_CPU) return false;
+  if (n->out[0].number || n->out[0].device != DEVICE_CPU || n->converts) return false;
   for (int k = 0; k < n->n_in; k++)
     if (!n->in[k]) return false;
   if (spec->flags & OP_BY_VALUE && n->out[0].ndim == 0)
