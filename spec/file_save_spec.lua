@@ -89,10 +89,85 @@ describe('files', function()
 
   it('keep metadata and can be loaded without data', function()
     mf.save({ a = mf.tensor { 1, 2 } }, path(), { metadata = { step = '12', note = 'a "b"\n' } })
-    local t, metadata = mf.load(path(), { device = 'meta' })
+    local t, metadata = mf.load(path(), { device = 'meta', metadata = true })
     assert.same({ step = '12', note = 'a "b"\n' }, metadata)
     assert.equal('(2,)', tostring(t.a.shape))
     fails(function() mf.load(path(), { device = 'tpu' }) end, 'load', 'tpu')
+  end)
+
+  it('of a state dict can be handed on at once, whatever their metadata', function()
+    local nn = mf.nn
+    local from, to = nn.Linear(2, 3), nn.Linear(2, 3)
+    mf.save(from:state_dict(), path(), { metadata = { epoch = '1', strict = 'false' } })
+    to:load_state_dict(mf.load(path()))
+    assert.is_true(mf.equal(from.weight, to.weight))
+    assert.equal(1, select('#', mf.load(path())))
+  end)
+
+  it('give back nested tables with numbers, strings and booleans', function()
+    local value = { n = 1.5, big = 2 ^ 53, huge = math.huge, low = -math.huge, tenth = 0.1, yes = true, no = false,
+      text = 'a "b"\\\n\127\1 \195\164', [0] = 'zero', [7] = { [1] = 1, [3] = 3 }, list = { 1, { 'x', {} }, false },
+      ['#tensor'] = 'no tensor', deep = { ['#keys'] = 1, ['a.b'] = { c = 2 } }, [1.5] = 'half' }
+    mf.save(value, path())
+    assert.same(value, mf.load(path()))
+    mf.save({ nan = 0 / 0 }, path())
+    local nan = mf.load(path()).nan
+    assert.is_true(nan ~= nan)
+    mf.save({ step = 3, model = { b = mf.tensor { 1, 2 }, a = mf.tensor { 3 } }, ['x.y'] = mf.tensor(4) }, path(),
+      { metadata = { k = 'v' } })
+    local t, metadata = mf.load(path(), { metadata = true })
+    assert.same({ { 1, 2 }, { 3 }, 4, 3 }, { t.model.b:tolist(), t.model.a:tolist(), t['x.y']:item(), t.step })
+    assert.same({ k = 'v' }, metadata)
+    local names = {}
+    for name in pairs(mf.load(path(), { nested = false })) do names[#names + 1] = name end
+    table.sort(names)
+    assert.same({ 'model.a', 'model.b', 'x.y' }, names)
+    assert.same({ 3 }, mf.load(path(), { prefix = 'model.' }).a:tolist())
+  end)
+
+  it('take the state of an optimiser and a scheduler whole', function()
+    local function made()
+      mf.manual_seed(1)
+      local model = mf.nn.Linear(2, 2)
+      local opt = mf.optim.AdamW(model:parameters(), { lr = 0.1 })
+      return model, opt, mf.optim.lr_scheduler.StepLR(opt, 2)
+    end
+    local function train(model, opt, schedule, n)
+      for i = 1, n do
+        opt:zero_grad()
+        model(mf.ones(3, 2) * i):square():sum():backward()
+        opt:step()
+        schedule:step()
+      end
+    end
+    local model, opt, schedule = made()
+    train(model, opt, schedule, 3)
+    mf.save({ model = model:state_dict(), opt = opt:state_dict(), schedule = schedule:state_dict() }, path())
+    train(model, opt, schedule, 3)
+    local again, opt2, schedule2 = made()
+    local saved = mf.load(path())
+    again:load_state_dict(saved.model)
+    opt2:load_state_dict(saved.opt)
+    schedule2:load_state_dict(saved.schedule)
+    train(again, opt2, schedule2, 3)
+    assert.is_true(mf.equal(model.weight, again.weight))
+    assert.equal(opt.param_groups[1].lr, opt2.param_groups[1].lr)
+    mf.save(opt:state_dict(), path())
+    opt2:load_state_dict(mf.load(path()))
+    fails(function() mf.save(model, path()) end, 'this is a Linear; save its :state_dict()')
+    fails(function() mf.save({ opt = opt }, path()) end, 'opt is a AdamW; save its :state_dict()')
+  end)
+
+  it('whose tree is hostile give an error', function()
+    for _, tree in ipairs { '', '{', '5', '{"a": {"#tensor": "b"}}', '{"a": {"#tensor": 1}}', '{"#keys": 5}',
+      '{"#keys": [5]}', '{"#keys": [[true, 1]]}', '{"#keys": [[null, 1]]}', '{"#keys": [[{"#number": "nan"}, 1]]}',
+      '{"#number": "x"}', '{} {}', ('['):rep(100), '{"#number": {}}' } do
+      local quoted = tree:gsub('"', '\\"')
+      safetensors(('{"__metadata__":{"moonflow":"%s"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'):format(
+        quoted), 'x')
+      fails(function() mf.load(path()) end, 'load: ' .. path(), "'moonflow' is damaged")
+      assert.equal(120, mf.load(path(), { nested = false }).a:item())
+    end
   end)
 
   it('are the same bytes for the same tensors', function()
@@ -119,7 +194,17 @@ describe('files', function()
     fails(function() mf.save({ ['a\0b'] = mf.tensor { 1 } }, path()) end, 'save', 'zero byte')
     fails(function() mf.save({ __metadata__ = mf.tensor { 1 } }, path()) end, 'save', path(), '__metadata__')
     fails(function() mf.save({ a = mf.tensor { 1 } }, path(), { metadata = { k = 1 } }) end, 'save', 'metadata')
-    fails(function() mf.save({ a = 1 }, path()) end, 'save', 'a is a number')
+    fails(function() mf.save({ a = print }, path()) end, 'save', 'a is a function')
+    fails(function() mf.save({ a = { b = mf.float32 } }, path()) end, 'save', 'a.b is a userdata')
+    fails(function() mf.save({ [true] = mf.tensor { 1 } }, path()) end, 'save', 'a key that is true')
+    fails(function() mf.save({ a = 'x\0y' }, path()) end, 'save', 'a holds a zero byte')
+    fails(function() mf.save({ a = 1 }, path(), { metadata = { moonflow = '' } }) end, 'save', "'moonflow' is taken")
+    local loop = { b = {} }
+    loop.b.c = loop
+    fails(function() mf.save(loop, path()) end, 'save', 'contains itself at b.c')
+    local deep = {}
+    for _ = 1, 100 do deep = { a = deep } end
+    fails(function() mf.save(deep, path()) end, 'save', 'too many tables')
     local nowhere = '/nowhere/x.safetensors'
     fails(function() mf.save({ a = mf.tensor { 1 } }, nowhere) end, 'save: ' .. nowhere, 'No such file')
     assert.same({ 1 }, mf.load(path()).a:tolist())

@@ -1,8 +1,9 @@
 /* Files for Lua: the functions behind mf.save and mf.load.
  *
- *   mf._safetensors_save(path, names, tensors, metadata)    two lists of one length; a table of
- * strings or nil mf._safetensors_load(path, device) -> tensors by name, names in the file's order,
- * metadata mf._idx_load(path) -> tensor
+ *   mf._safetensors_save(path, names, tensors, metadata)   lists of one length; strings, or nil
+ *   mf._safetensors_load(path, device) -> tensors by name, names in the file's order, metadata
+ *   mf._json_read(text) -> value                           objects and arrays as tables
+ *   mf._idx_load(path) -> tensor
  *
  * Loaded tensors are copies, so that the file may change afterwards. An open file lives in a
  * userdata whose collector closes it, which makes it safe for Lua to raise anywhere here. Writing
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #include "idx.h"
+#include "json.h"
 #include "op_args.h"
 #include "op_ids.h"
 #include "safetensors.h"
@@ -175,6 +177,56 @@ static int safetensors_load(lua_State *L) {
   return 3;
 }
 
+static int close_json(lua_State *L) {
+  json_close(lua_touserdata(L, 1));
+  return 0;
+}
+
+static int push_json(lua_State *L, Json *j, JsonKind kind);
+
+/* Pushes the object or array that was just opened, as a table. */
+static int push_json_table(lua_State *L, Json *j, bool is_object) {
+  luaL_checkstack(L, 4, "json");
+  lua_newtable(L);
+  for (int i = 1;; i++) {
+    JsonKind kind = json_next(j);
+    if (kind == JSON_OBJECT_END || kind == JSON_ARRAY_END) return 0;
+    if (kind == JSON_KEY) {
+      lua_pushstring(L, j->string.text);
+      kind = json_next(j);
+    }
+    if (push_json(L, j, kind)) return MF_EINVAL;
+    if (is_object) lua_rawset(L, -3);
+    else lua_rawseti(L, -2, i);
+  }
+}
+
+/* Pushes the value that begins with this token; null as nil. */
+static int push_json(lua_State *L, Json *j, JsonKind kind) {
+  switch (kind) {
+    case JSON_OBJECT:
+    case JSON_ARRAY: return push_json_table(L, j, kind == JSON_OBJECT);
+    case JSON_STRING: lua_pushstring(L, j->string.text); return 0;
+    case JSON_INT:
+    case JSON_FLOAT: lua_pushnumber(L, j->number); return 0;
+    case JSON_TRUE:
+    case JSON_FALSE: lua_pushboolean(L, kind == JSON_TRUE); return 0;
+    case JSON_NULL: lua_pushnil(L); return 0;
+    default: return MF_EINVAL;
+  }
+}
+
+static int json_read(lua_State *L) {
+  size_t n;
+  const char *text = luaL_checklstring(L, 1, &n);
+  Json *j = lua_newuserdata(L, sizeof *j);
+  json_open(j, text, n);
+  close_when_collected(L, close_json);
+  if (push_json(L, j, json_next(j)) || json_next(j) != JSON_END) return bind_raise(L);
+  json_close(j);
+  return 1;
+}
+
 static int idx_load(lua_State *L) {
   State *S = bind_state(L);
   const char *path = luaL_checkstring(L, 1);
@@ -197,5 +249,6 @@ static int idx_load(lua_State *L) {
 void bind_open_file(State *S, lua_State *L) {
   bind_function(S, L, "_safetensors_save", safetensors_save);
   bind_function(S, L, "_safetensors_load", safetensors_load);
+  bind_function(S, L, "_json_read", json_read);
   bind_function(S, L, "_idx_load", idx_load);
 }
