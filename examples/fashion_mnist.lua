@@ -3,12 +3,13 @@
 --   moonflow examples/fashion_mnist.lua [--epochs N] [--lr X] [--batch N] [--data DIR] [--seed N]
 --                                       [--save FILE] [--resume FILE] [--eager]
 --
--- Weights and the optimiser's state are saved after each epoch, and at Ctrl-C; --resume goes on from
--- there. The same seed gives the same weights. Steps are compiled; with --eager they are not.
+-- Weights and the optimiser's state are saved after each epoch; --resume goes on from there. The same
+-- seed gives the same weights, also when a run was ended by Ctrl-C and resumed. Steps are compiled;
+-- with --eager they are not.
 local mf = require 'moonflow'
 local nn, optim, data = mf.nn, mf.optim, mf.data
 
-local o = mf.cli(arg, 'Trains a small convolutional network on Fashion-MNIST.', {
+local entries = {
   { 'epochs', 5, 'passes over the training images' },
   { 'lr', 2e-3, 'peak of the learning rate, which rises and falls once' },
   { 'batch', 128, 'images a step' },
@@ -17,7 +18,9 @@ local o = mf.cli(arg, 'Trains a small convolutional network on Fashion-MNIST.', 
   { 'resume', '', 'file to go on from' },
   { 'seed', 1, 'of weights, order and dropout' },
   { 'eager', false, 'run steps op by op' },
-})
+}
+local o = mf.cli(arg, 'Trains a small convolutional network on Fashion-MNIST.', entries)
+io.stdout:setvbuf 'line' -- each epoch's line is there when the epoch ends, also in a file
 
 -- -- Data -----------------------------------------------------------------------------------------
 
@@ -86,19 +89,20 @@ local function accuracy()
   return right / test:len()
 end
 
-local function save(epochs)
-  local state = { model = model:state_dict(), optim = opt:state_dict().state }
-  mf.save(state, o.save, { metadata = { epochs = tostring(epochs) } })
+local saved = o.resume -- the file that holds the last epoch that was finished
+
+local function save(epoch)
+  mf.save({ epoch = epoch, model = model:state_dict(), optim = opt:state_dict() }, o.save)
+  saved = o.save
 end
 
 -- Takes over what `save` wrote; returns how many epochs were done.
 local function resume(path)
-  local weights, metadata = mf.load(path, { prefix = 'model.' })
-  local epochs = tonumber(metadata.epochs)
-  model:load_state_dict(weights)
-  opt:load_state_dict { state = mf.load(path, { prefix = 'optim.' }) }
-  schedule:step(epochs * loader:len())
-  return epochs
+  local state = mf.load(path)
+  model:load_state_dict(state.model)
+  opt:load_state_dict(state.optim)
+  schedule:step(state.epoch * loader:len())
+  return state.epoch
 end
 
 local function train_epoch(epoch)
@@ -112,19 +116,38 @@ local function train_epoch(epoch)
   return bar:finish()
 end
 
-local done = o.resume == '' and 0 or resume(o.resume)
-local score = done >= o.epochs and accuracy()
-for epoch = done + 1, o.epochs do
-  local ok, result = pcall(train_epoch, epoch)
-  if not ok then
-    if not tostring(result):find 'interrupt' then error(result, 0) end
-    save(epoch - 1)
-    print(('\nsaved; epoch %d begins again with\n  %s --resume %s'):format(epoch,
-      table.concat(arg, ' ', -1), o.save))
-    os.exit(130, true)
+local function run()
+  local done = o.resume == '' and 0 or resume(o.resume)
+  local score = done >= o.epochs and accuracy()
+  for epoch = done + 1, o.epochs do
+    local seconds = train_epoch(epoch)
+    save(epoch)
+    score = accuracy()
+    print(('epoch %d  %.0f s  test accuracy %.4f'):format(epoch, seconds, score))
   end
-  score = accuracy()
-  save(epoch)
-  print(('epoch %d  %.0f s  test accuracy %.4f'):format(epoch, result, score))
+  print(('test accuracy %.4f'):format(score))
 end
-print(('test accuracy %.4f'):format(score))
+
+-- The command that goes on from a file: this one, with each option once.
+local function command(file)
+  local first = 0
+  while arg[first - 1] do first = first - 1 end
+  local words = { table.concat(arg, ' ', first, 0) }
+  o.resume = file
+  for _, entry in ipairs(entries) do
+    local name, value = entry[1], tostring(o[entry[1]])
+    if o[name] ~= entry[2] then
+      if value:find '[^%w%./_-]' then value = ("'%s'"):format(value) end
+      words[#words + 1] = '--' .. name .. (entry[2] == false and '' or ' ' .. value)
+    end
+  end
+  return table.concat(words, ' ')
+end
+
+local ok, why = pcall(run)
+if not ok then
+  if not tostring(why):find 'interrupt' then error(why, 0) end
+  print(saved == '' and '\nno epoch was finished, nothing is saved'
+    or ('\n%s holds the last finished epoch; to go on:\n  %s'):format(saved, command(saved)))
+  os.exit(130, true)
+end

@@ -84,6 +84,48 @@ describe('examples', function()
     assert.truthy(output:find 'epoch 4 ' and not output:find 'epoch 3 ', output)
   end)
 
+  -- Starts a training whose output goes to a file, and interrupts it once `text` is there. Returns the
+  -- output and the exit code.
+  local function interrupted(text, more)
+    write('interrupt.sh', ([[
+      $1 examples/fashion_mnist.lua --data $2 %s > $2/output 2> $2/bar &
+      pid=$!
+      for i in $(seq 600); do grep -q '%s' $2/output && break; sleep 0.05; done
+      kill -INT $pid
+      wait $pid
+      echo "exit $?" >> $2/output]]):format(more, text))
+    os.execute(('sh %s/interrupt.sh %s %s'):format(folder, MOONFLOW, folder))
+    local output, code = contents 'output':match '^(.-)exit (%d+)\n$'
+    return output, tonumber(code)
+  end
+
+  it('fashion_mnist.lua, interrupted and resumed, gives what it would have given', function()
+    local whole, part = folder .. '/whole.safetensors', folder .. '/part.safetensors'
+    local output, code = train('--epochs 5 --save ' .. whole)
+    assert.equal(0, code, output)
+    local once = '--save %s --batch 40 --epochs 5 '
+    output, code = interrupted('^epoch 1 ', ('--save nowhere --batch 40 ' .. once):format(part))
+    assert.equal(130, code, output)
+    local command = output:match '\n  ([^\n]*%-%-resume [^\n]*)\n$'
+    assert.truthy(output:find(part .. ' holds the last finished epoch', 1, true) and command, output)
+    for _, name in ipairs { 'save', 'batch', 'epochs', 'resume' } do
+      assert.equal(1, select(2, command:gsub('%-%-' .. name, '')), command)
+    end
+    local p = io.popen(command .. ' 2>&1')
+    output = p:read '*a'
+    p:close()
+    assert.is_nil(output:find 'epoch 1 ', output)
+    assert.is_true(contents 'whole.safetensors' == contents 'part.safetensors', output)
+  end)
+
+  it('fashion_mnist.lua, interrupted in its first epoch, leaves the file of an earlier run', function()
+    write('old.safetensors', 'old')
+    local output, code = interrupted('^Net', '--batch 1 --save ' .. folder .. '/old.safetensors')
+    assert.equal(130, code, output)
+    assert.truthy(output:find 'no epoch was finished, nothing is saved\n$', output)
+    assert.equal('old', contents 'old.safetensors')
+  end)
+
   it('say what they take, and what is missing', function()
     for _, name in ipairs { 'fashion_mnist.lua', 'bench.lua', 'bench_all.lua', 'bench_chain.lua' } do
       local output, code = run(name .. ' --help')
