@@ -353,6 +353,7 @@ end
 
 local Loader = {}
 Loader.__index = Loader
+data._Loader = Loader -- for the documentation
 
 local loader_defaults = { batch_size = 1, shuffle = false, sampler = none, batch_sampler = none,
   drop_last = false, num_workers = 0, prefetch_factor = 2, collate_fn = options['function'],

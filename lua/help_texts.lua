@@ -42,20 +42,92 @@ local texts = {
   randn_like = 'randn_like(x, {dtype =, device =}): normal numbers in the shape of x.',
   rows = 'rows(ids, values, n): a row-sparse gradient: values[i] belongs to row ids[i].',
   help = 'help(what): this text.',
-  Tensor = 'Tensor: the methods of tensors, as x:NAME. A function added here is a method of all.',
+  Tensor = 'Tensor: the methods of tensors, as x:NAME. A function added here is a method of all. Fields: '
+    .. 'x.shape, x.dtype, x.device, x.ndim, x.grad, x.requires_grad, x.is_leaf, x.grad_fn, x.data.\n\n'
+    .. 'x + y, x - y, x * y, x / y, x % y, x ^ y and -x work by element; comparisons are methods: x:eq(y), x:ne(y), '
+    .. 'x:lt(0), x:le, x:gt, x:ge. x == y asks in Lua whether they are the same tensor. #x is the first size.',
+  progress = "mf.progress(total, {label = '', interval = 10, out =, terminal =, clock =})\n\n"
+    .. 'A bar on a terminal, elsewhere a line every `interval` seconds, with rate, time left and values:\n'
+    .. "local bar = mf.progress(loader:len(), { label = 'epoch 1' }); bar:step { loss = 0.3 } for each batch;\n"
+    .. 'local seconds = bar:finish().',
+  cli = "mf.cli(argv, title, {{name, default, help}, ...})\n\n"
+    .. "Reads a script's command line: local o = mf.cli(arg, 'Trains.', { { 'lr', 0.1, 'learning rate' } }) gives\n"
+    .. 'o.lr; --lr 0.2 and --lr=0.2 set it, a default of false makes a flag, --help prints all. What is no option\n'
+    .. 'is in o[1], o[2], ...',
+  Function = "mf.Function: an op of your own, with its gradient. local Cube = mf.Function:extend 'Cube'; then\n\n"
+    .. 'function Cube.forward(ctx, x) ctx:save_for_backward(x) return x * x * x end\n'
+    .. 'function Cube.backward(ctx, g) local x = ctx:saved_tensors() return g * 3 * x * x end\n\n'
+    .. 'Cube(x) calls it. backward gets one gradient a result and returns one for each argument of forward, nil\n'
+    .. 'where there is none; ctx.needs_input_grad[i] tells whether it is wanted. ctx:save_for_backward keeps\n'
+    .. 'arguments and results, ctx:mark_non_differentiable(...) says which results have no gradient; other values\n'
+    .. 'may be kept as fields of ctx.',
+  ['Function:extend'] = "Function:extend(name): a class for forward and backward; see Function",
+  nn = "nn: layers, containers and losses, with PyTorch's names, arguments and defaults; help 'nn.Linear' tells "
+    .. 'of one.',
+  optim = "optim: optimisers. local opt = optim.AdamW(model:parameters(), { lr = 1e-3 }); then for each batch\n"
+    .. 'opt:zero_grad(), loss:backward(), opt:step().',
+  data = "data: datasets, samplers and the loader. A dataset is a table with :len() and :get(i), which gives the\n"
+    .. 'values of entry i = 0, 1, ...: a tensor of features and a label, say. Extend data.Dataset, or give\n'
+    .. 'data.TensorDataset tensors. for x, y in data.DataLoader(set, { batch_size = 32 })() do ... end.\n'
+    .. 'Lua knows no length of them: #loader is 0 and ipairs(loader) ends at once; use :len().',
   ['nn.Module'] = "nn.Module: what networks extend. local Net = nn.Module:extend 'Net'; function "
     .. 'Net:init(...) assigns layers and parameters to self; function Net:forward(x) computes; Net(...) '
-    .. 'makes one, net(x) calls it.',
+    .. 'makes one, net(x) calls it.\n\nThey are listed in the order of assignment; a, b = f(), g() assigns b first, '
+    .. 'so give each a line of its own.',
+  ['nn.Module:extend'] = "nn.Module:extend(name): a class of modules that print with this name.",
+  ['nn.Module:init'] = 'nn.Module:init(...): gets the arguments of Net(...); yours to write.',
+  ['nn.Module:forward'] = 'nn.Module:forward(...): what net(...) computes; yours to write.',
+  ['nn.Module:extra_repr'] = 'nn.Module:extra_repr(): what print shows in the brackets, a string; yours to write.',
+  ['nn.Module:children'] = 'nn.Module:children(): the submodules as a list.',
+  ['nn.Module:modules'] = 'nn.Module:modules(): this module and all below it as a list.',
+  ['nn.Module:named_parameters'] = 'nn.Module:named_parameters(): for name, p in net:named_parameters() do: '
+    .. 'those of all modules below, each once.',
+  ['nn.Module:parameters'] = 'nn.Module:parameters(): the parameters of all modules below as a list, each once.',
+  ['nn.Module:named_buffers'] = 'nn.Module:named_buffers(): for name, t in net:named_buffers() do.',
+  ['nn.Module:buffers'] = 'nn.Module:buffers(): the buffers of all modules below as a list.',
+  ['nn.Module:register_parameter'] =
+    'nn.Module:register_parameter(name, p): self[name] = p, which must be a Parameter.',
+  ['nn.Module:add_module'] = 'nn.Module:add_module(name, module): self[name] = module.',
+  ['nn.Module:apply'] = 'nn.Module:apply(f): f(module) for all modules below, then this; returns it.',
+  ['nn.Module:train'] = 'nn.Module:train(on = true): sets .training of all modules, which dropout and batch norm '
+    .. 'go by; returns the module.',
+  ['nn.Module:eval'] = 'nn.Module:eval(): train(false): for use rather than training.',
+  ['nn.Module:requires_grad_'] = 'nn.Module:requires_grad_(on = true): for all parameters; returns the module.',
+  ['nn.Module:register_forward_hook'] = 'nn.Module:register_forward_hook(f): f(module, results...) is called after '
+    .. 'each forward; remove() of what this returns ends that.',
+  ['nn.TransformerEncoderLayer:attend'] = 'nn.TransformerEncoderLayer:attend(x, o): the half with the attention.',
+  ['nn.TransformerEncoderLayer:feed'] = 'nn.TransformerEncoderLayer:feed(x): the half behind the attention.',
+  ['nn.ModuleList:iter'] = 'nn.ModuleList:iter(): for i, module in list:iter() do, from 0.',
+  ['nn.ModuleDict:set'] = 'nn.ModuleDict:set(name, module): adds or replaces one.',
+  ['nn.ModuleDict:get'] = 'nn.ModuleDict:get(name): the module of that name, or nil.',
+  ['optim.lr_scheduler.LRScheduler:load_state_dict'] = 'optim.lr_scheduler.LRScheduler:load_state_dict(dict): takes '
+    .. 'over a state_dict.',
+  ['optim.lr_scheduler.LRScheduler'] = 'optim.lr_scheduler.LRScheduler: what all schedulers have.',
+  ['optim.lr_scheduler.ReduceLROnPlateau:step'] = 'optim.lr_scheduler.ReduceLROnPlateau:step(metric): the metric of '
+    .. 'the last epoch.',
+  ['data.Dataset:extend'] = 'data.Dataset:extend(name): a class of datasets; calling it makes one and runs its init.',
+  ['data.Dataset:init'] = 'data.Dataset:init(...): gets the arguments; yours to write.',
+  ['data.Dataset:get'] = 'data.Dataset:get(i): the values of entry i = 0, 1, ...; yours to write.',
+  ['data.Dataset:len'] = 'data.Dataset:len(): the number of entries; yours to write.',
+  ['data.Sampler'] = "data.Sampler: what samplers extend. local S = data.Sampler:extend 'S'; with function "
+    .. 'S:init(...); S:iter(), which gives a function that returns the next index, then nil; and S:len().',
+  ['data.ConcatDataset:get'] = 'data.ConcatDataset:get(i): entry i of them all.',
+  ['data.DistributedSampler:set_epoch'] = 'data.DistributedSampler:set_epoch(epoch): call it before each epoch, so '
+    .. 'that the order changes.',
+  newaxis = 'mf.newaxis: in a subscript, x[{ {}, mf.newaxis }]: a new dim of size 1.',
+  dtype = "x.dtype == mf.float32 compares dtypes; arguments may also name them: x:to 'float32'. A dtype is no "
+    .. "string: x.dtype == 'float32' is false, tostring(x.dtype) == 'float32' is true.",
   ['nn.is_module'] = 'nn.is_module(value): whether it is a module.',
   ['nn.is_parameter'] = 'nn.is_parameter(value): whether it is a parameter.',
   ['nn.init'] = 'nn.init: functions that fill tensors in place, as torch.nn.init.',
   ['nn.functional'] = 'nn.functional: the functions of mf under the name that PyTorch has for them.',
   ['nn.utils'] = 'nn.utils: clipping of gradients, parameters as one vector.',
-  ['optim.Optimizer'] = 'optim.Optimizer: what all optimisers have: step, zero_grad, add_param_group, '
-    .. 'state_dict, load_state_dict, param_groups.',
-  ['optim.lr_scheduler'] = 'optim.lr_scheduler: schedulers of the learning rate, made over an optimiser.',
-  ['data.Dataset'] = "data.Dataset: what data sets extend. local D = data.Dataset:extend 'D'; with "
-    .. 'function D:init(...), D:get(i) for i from 0, and D:len().',
+  ['optim.Optimizer'] = 'optim.Optimizer: what all optimisers have. opt.param_groups are its groups of parameters: '
+    .. 'tables with params, lr and the other options, which may be changed.',
+  ['optim.lr_scheduler'] = 'optim.lr_scheduler: schedulers of the learning rate, made over an optimiser; :step() '
+    .. 'after each epoch, or batch.',
+  ['data.Dataset'] = "data.Dataset: what data sets extend. local D = data.Dataset:extend 'D'; with function "
+    .. 'D:init(...); D:get(i), which returns the values of entry i = 0, 1, ...; and D:len().',
   ['x:detach'] = 'x:detach(): the same memory, outside of the tape.',
   ['x:requires_grad_'] = 'x:requires_grad_(on = true): whether gradients by x are wanted; returns x.',
   ['x:retain_grad'] = 'x:retain_grad(): keeps the gradient of a result in x.grad; returns x.',
@@ -89,6 +161,30 @@ local texts = {
   ['x:zero_'] = 'x:zero_(): writes zeros into x; returns x.',
   ['x:index_put_'] = 'x:index_put_(indices, values): x[indices] = values; returns x.',
 }
+
+texts.dtypes = { 'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32', 'float64' }
+for _, name in ipairs(texts.dtypes) do
+  texts[name] = ("mf.%s: a dtype: mf.zeros(2, { dtype = mf.%s }), x:to(mf.%s); see dtype"):format(name, name, name)
+end
+for name, what in pairs { Sequential = 'module', ModuleList = 'module', ParameterList = 'parameter' } do
+  local path = 'nn.' .. name
+  texts[path .. ':append'] = ('%s:append(%s): adds one at the end; returns the list.'):format(path, what)
+  texts[path .. ':get'] = ('%s:get(i): %s i, from 0, or from the end where i < 0; also list[i].'):format(path, what)
+  texts[path .. ':len'] = path .. ':len(): how many there are.'
+end
+texts['data.Sampler:iter'] = 'data.Sampler:iter(): a function that returns the next index, then nil; yours to write.'
+texts['data.Subset:gather'] = 'data.Subset:gather(indices): the batch of these entries.'
+for name, dtype in pairs { float = 'float32', double = 'float64', half = 'float16', bfloat16 = 'bfloat16' } do
+  texts['nn.Module:' .. name] = ('nn.Module:%s(): to(mf.%s).'):format(name, dtype)
+end
+for name, what in pairs { shape = 'the sizes, x.shape[1] the first; compares with ==, prints as (2, 3)',
+  dtype = 'the kind of number; see dtype', device = "where it lies: 'cpu', or 'meta' without data",
+  ndim = 'the number of dims', grad = 'the gradient that backward has added up, or nil',
+  requires_grad = 'whether gradients by x are wanted; may be set', is_leaf = 'whether no op made it on the tape',
+  grad_fn = 'the name of the op that made it, or nil', data = 'the same memory outside of the tape; may be set',
+  is_rows = 'whether it is row-sparse' } do
+  texts['x:' .. name] = ('x.%s: %s.'):format(name, what)
+end
 
 -- Second names.
 for name, other in pairs { absolute = 'abs', negative = 'neg', multiply = 'mul', subtract = 'sub',

@@ -17,6 +17,7 @@ if not mf._ready then
     load = 'moonflow.save', help = 'moonflow.help', compile = 'moonflow.compile',
     scalar = 'moonflow.compile', profile = 'moonflow.profile' }
   local several = { save = true, load = true, compile = true, scalar = true } -- fields of their module
+  mf._parts = lazy
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]

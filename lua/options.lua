@@ -124,7 +124,25 @@ local function check(where, name, value, default)
   fail('%s: %s must be a %s, is %s', where, name, kind, describe(value))
 end
 
+-- For the documentation: the defaults that f(...) hands to options or options.arguments, and the
+-- order of those that go by position; nil when it reads none. f is left there.
+local probe
+function options.read_by(f, ...)
+  local found = {}
+  probe = found
+  pcall(f, ...)
+  probe = nil
+  return found.defaults, found.order or {}
+end
+
+-- Whether a default stands for no value.
+function options.is_unset(default) return default == options.none or optional[default] ~= nil end
+
 local function read(_, where, given, defaults)
+  if probe then
+    probe.defaults = defaults
+    error 'probed'
+  end
   if given ~= nil and type(given) ~= 'table' then
     fail('%s: options must be a table, are %s', where, describe(given))
   end
@@ -152,6 +170,10 @@ end
 
 function options.arguments(where, order, defaults, ...)
   local n, given, named = select('#', ...), {}, nil
+  if probe then
+    probe.order = order
+    return options(where, nil, defaults)
+  end
   if n > 0 and options.is_options((select(n, ...))) then
     n, named = n - 1, (select(n, ...))
   end

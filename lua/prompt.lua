@@ -30,13 +30,20 @@ function prompt.compile(text, name)
   return nil, false, message
 end
 
--- The traceback of an error in a chunk, without the frames of this file.
+-- An error in a chunk with its traceback, without the frames of this file; where there is nothing
+-- between the text typed and the library, the error alone.
 local function explain(message)
   if type(message) ~= 'string' and not (getmetatable(message) or {}).__tostring then
     return '(error object is a ' .. type(message) .. ' value)'
   end
-  local text = debug.traceback(tostring(message), 2)
-  return (text:gsub("\n%s*%[C%]: in function 'xpcall'.*", ''))
+  local text = debug.traceback('', 2):gsub("\n%s*%[C%]: in function 'xpcall'.*", '')
+  local frames = 0
+  for line in text:gmatch '\n\t([^\n]+)' do
+    if not (line:find '^moonflow%.' or line:find '^%[C%]:' or line:find '^%(%.%.%.tail' or line:find '^%[builtin') then
+      frames = frames + 1
+    end
+  end
+  return tostring(message) .. (frames > 1 and text or '')
 end
 
 local function show(...)
@@ -88,13 +95,21 @@ local function input(read)
 end
 
 -- The loop. read(prompt) returns a line, nil at the end, or false when the user wants to drop the
--- input so far. There is a global `help`, unless the user has one.
+-- input so far. There are globals `help`, `quit` and `exit`, unless the user has them.
 function prompt.run(read)
   local warned = false
   if rawget(_G, 'help') == nil then
     rawset(_G, 'help', function(...) return require 'moonflow'.help(...) end)
   end
-  while true do
+  local left = false
+  local leave = setmetatable({}, {
+    __call = function() left = true end,
+    __tostring = function() return 'quit() or Ctrl-D leaves' end,
+  })
+  for _, name in ipairs { 'quit', 'exit' } do
+    if rawget(_G, name) == nil then rawset(_G, name, leave) end
+  end
+  while not left do
     local chunk, text = input(read)
     if chunk == nil then break end
     if chunk then
@@ -106,7 +121,7 @@ function prompt.run(read)
       end
     end
   end
-  io.write('\n')
+  if not left then io.write('\n') end
 end
 
 return prompt

@@ -8,6 +8,7 @@ local sched = {}
 
 local Scheduler = {}
 Scheduler.__index = Scheduler
+sched.LRScheduler = Scheduler
 
 local function check_optimizer(name, optimizer)
   if type(optimizer) ~= 'table' or not optimizer.param_groups then

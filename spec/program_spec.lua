@@ -118,6 +118,14 @@ describe('the program', function()
     end
   end)
 
+  it('shows its usage on stdout when asked', function()
+    for _, option in ipairs { '-h', '--help' } do
+      local out, err, rc = sh('$M ' .. option)
+      assert.same({ '', 0 }, { err, rc })
+      assert.truthy(out:find '^usage: moonflow' and out:find('--help', 1, true), out)
+    end
+  end)
+
   it('returns what os.exit says', function()
     expect("$M -e 'os.exit(7)'", '', 7)
     expect("$M -e 'os.exit(7, true)'", '', 7)
@@ -289,6 +297,26 @@ describe('the prompt', function()
     assert.is_nil(err:find('prompt.lua', 1, true))
     assert.is_nil(err:find('xpcall', 1, true))
     assert.equal(0, rc)
+  end)
+
+  it('shows a traceback only where there is more than the line typed', function()
+    for _, text in ipairs { "help 'nosuchthing'", 'mf.ones(2) + mf.ones(3)', 'mf.nn.Linear {}' } do
+      local _, err = session(text .. '\n')
+      assert.is_nil(err:find('traceback', 1, true), err)
+      assert.truthy(err:find '^%S[^\n]*: [^\n]+\n$', err)
+    end
+    local _, err = session 'function f() error "bad" end\nfunction g() f() end\ng()\n'
+    assert.truthy(err:find("stack traceback:\n.*in function 'f'"), err)
+  end)
+
+  it('is left by quit() and exit(), and says so', function()
+    for _, name in ipairs { 'quit', 'exit' } do
+      local out, err, rc = session(name .. '\n1 + 1\n' .. name .. '()\n3 + 3\n')
+      assert.same({ '', 0 }, { err, rc })
+      assert.truthy(out:find('quit() or Ctrl-D leaves\n> 2\n', 1, true), out)
+      assert.is_nil(out:find('6', 1, true), out)
+      assert.equal('5\n\n', shown(name .. ' = 5\n' .. name .. '\n'))
+    end
   end)
 
   it('survives values that cannot be printed', function()

@@ -42,8 +42,10 @@ static void catch_interrupts(mf_state *state) {
   sigaction(SIGINT, &action, NULL);
 }
 
+/* On stdout when asked for, and on stderr after an error. */
 static int usage(const char *wrong) {
-  if (wrong) fprintf(stderr, "moonflow: unknown option or missing argument: %s\n", wrong);
+  bool asked = !strcmp(wrong, "--help") || !strcmp(wrong, "-h");
+  if (!asked) fprintf(stderr, "moonflow: unknown option or missing argument: %s\n", wrong);
   fputs(
       "usage: moonflow [options] [script [arguments]]\n"
       "  -e chunk    run this text\n"
@@ -52,12 +54,13 @@ static int usage(const char *wrong) {
       "  -j command  control the JIT compiler: on, off, v, dump=...\n"
       "  -O flags    control its optimisations\n"
       "  -v          show the version\n"
+      "  -h, --help  show this\n"
       "  -E          ignore environment variables\n"
       "  --          end of options\n"
       "  -           run stdin as a script\n"
       "Without a script, chunks or -v: a prompt, or stdin as a script when it is no terminal.\n",
-      stderr);
-  return EXIT_USAGE;
+      asked ? stdout : stderr);
+  return asked ? 0 : EXIT_USAGE;
 }
 
 /* Fills o; returns the wrong option, or NULL. */
@@ -101,15 +104,16 @@ static ProgramResult run_options(mf_state *s, char **argv, int n) {
   return result;
 }
 
-static void print_version(void) {
-  printf("moonflow %s\n", mf_version());
+static void print_version(bool prompt) {
+  printf("moonflow %s%s\n", mf_version(),
+         prompt ? "   help() tells more, quit() or Ctrl-D leaves" : "");
 }
 
 static ProgramResult run(mf_state *s, const Options *o, int argc, char **argv) {
   bool has_script = o->script < argc;
   program_set_arg(s, argc, argv, has_script ? o->script : 0);
   program_offer_module(s);
-  if (o->version) print_version();
+  if (o->version) print_version(false);
   ProgramResult result = o->no_environment ? PROGRAM_OK : program_init(s);
   if (result == PROGRAM_OK) result = run_options(s, argv, o->script);
   if (result != PROGRAM_OK) return result;
@@ -117,7 +121,7 @@ static ProgramResult run(mf_state *s, const Options *o, int argc, char **argv) {
   const char *path = has_script && strcmp(argv[o->script], "-") ? argv[o->script] : NULL;
   if (has_script || (idle && !terminal)) result = program_script(s, path);
   if (o->interactive || (idle && terminal)) {
-    if (idle) print_version();
+    if (idle) print_version(true);
     program_offer_module(s);
     return program_prompt(s);
   }
