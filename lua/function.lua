@@ -16,6 +16,7 @@
 -- wanted. Further fields of ctx are the function's own. Gradients of gradients work when backward is
 -- written with ops.
 local mf = require 'moonflow.core'
+local fail = require 'moonflow.options'.fail
 
 local Context = {}
 Context.__index = Context
@@ -25,7 +26,7 @@ function Context:save_for_backward(...)
   local saved = { n = select('#', ...), ... }
   for i = 1, saved.n do
     if saved[i] ~= nil and not mf.is_tensor(saved[i]) then
-      error(('save_for_backward: argument %d must be a tensor, is a %s'):format(i, type(saved[i])), 2)
+      fail('save_for_backward: argument %d must be a tensor, is a %s', i, type(saved[i]))
     end
   end
   rawset(self, '_saved', saved)
@@ -36,8 +37,8 @@ function Context:saved_tensors()
   local saved = rawget(self, '_saved')
   if not saved then return end
   if saved.freed then
-    error(('backward: the graph was freed by an earlier backward pass at %s; pass '
-      .. '{retain_graph = true} to the earlier one'):format(self._name), 2)
+    fail('backward: the graph was freed by an earlier backward pass at %s; pass '
+      .. '{retain_graph = true} to the earlier one', self._name)
   end
   for i = 1, saved.n do
     if saved[i] then mf._check_saved(saved[i], saved.versions[i], self._name) end
@@ -67,7 +68,7 @@ local function apply(class, ...)
       ctx.needs_input_grad[i] = false
     end
   end
-  if not class.forward then error(class.name .. ': has no forward', 3) end
+  if not class.forward then fail('%s', class.name .. ': has no forward') end
   local outputs = { mf.no_grad(class.forward, ctx, ...) }
   local saved = rawget(ctx, '_saved')
   if saved then
@@ -84,9 +85,9 @@ local function check_gradients(ctx, n, given)
   for _, place in ipairs(ctx._places) do is_tensor[place] = true end
   for i = 1, n do
     if given[i] ~= nil and i > ctx._n then
-      error(('%s: backward returned %d gradients, forward had %d arguments'):format(ctx._name, n, ctx._n))
+      fail('%s: backward returned %d gradients, forward had %d arguments', ctx._name, n, ctx._n)
     elseif given[i] ~= nil and not is_tensor[i] then
-      error(('%s: backward returned a gradient for argument %d, which is not a tensor'):format(ctx._name, i))
+      fail('%s: backward returned a gradient for argument %d, which is not a tensor', ctx._name, i)
     end
   end
 end
@@ -96,14 +97,13 @@ local function pack(...) return select('#', ...), { ... } end
 -- Called by the tape: the gradients of the inputs, in their order.
 local function run_backward(ctx, gradients, _, retain)
   local class, result = ctx._class, {}
-  if not class.backward then error(class.name .. ': has no backward') end
+  if not class.backward then fail('%s', class.name .. ': has no backward') end
   local n, given = pack(class.backward(ctx, unpack(gradients, 1, gradients.n)))
   check_gradients(ctx, n, given)
   for k, place in ipairs(ctx._places) do
     local g = given[place]
     if g ~= nil and not mf.is_tensor(g) then
-      error(('%s: backward must return a tensor or nil for argument %d, returned a %s')
-        :format(class.name, place, type(g)))
+      fail('%s: backward must return a tensor or nil for argument %d, returned a %s', class.name, place, type(g))
     end
     result[k] = g
   end

@@ -260,9 +260,9 @@ end
 -- Moves or converts parameters and buffers in place: to a device, to a float dtype (integers stay),
 -- or by { device =, dtype =, memory_format = }; the memory format is for tensors of four dims.
 function Module:to(target)
-  local o = type(target) == 'string' and { device = target } or target
-  if type(o) == 'userdata' then o = { dtype = o } end
-  o = options('Module:to', o, { dtype = none, device = none, memory_format = none })
+  local o = options('Module:to', options.target(target), { dtype = none, device = none, memory_format = none })
+  if o.device then options.device('Module:to', o.device) end
+  o.dtype = options.dtype('Module:to', o.dtype)
   if o.dtype and not mf.zeros({ 0 }, { dtype = o.dtype }):is_floating_point() then
     fail('Module:to: the dtype must be a float dtype, is %s', tostring(o.dtype))
   end
@@ -290,6 +290,7 @@ end
 -- on the meta device.
 function Module:to_empty(device)
   if type(device) == 'table' then device = options('to_empty', device, { device = 'cpu' }).device end
+  options.device('to_empty', device)
   local function renew(t)
     t.grad = nil
     t.data = mf.empty_like(t, { device = device })

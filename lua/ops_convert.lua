@@ -1,6 +1,7 @@
 -- Conversions of dtype, device and order in memory, and comparison of tensors.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail = options.fail
 local Tensor = mf.Tensor
 local none = options.none
 
@@ -13,17 +14,41 @@ function Tensor.contiguous(x, o)
 end
 
 local formats = { contiguous = true, channels_last = true, preserve = true }
-local is_dtype = {}
+local dtype_of, dtype_names = {}, {} -- by its name, and by itself
 for _, name in ipairs { 'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32',
   'float64' } do
-  is_dtype[mf[name]] = true
+  dtype_of[name], dtype_of[mf[name]], dtype_names[name] = mf[name], mf[name], true
+end
+
+-- A table of options for to(target), where target may be a dtype, its name, or a device.
+function options.target(target)
+  if target and dtype_of[target] then return { dtype = dtype_of[target] } end
+  return type(target) == 'string' and { device = target } or target
+end
+
+-- Raises in the name of `where` unless there is such a device.
+function options.device(where, device)
+  local ok, text = pcall(mf.empty, { 0 }, { device = device })
+  if not ok then
+    local near = type(device) == 'string' and options.suggest(device, dtype_names)
+    fail('%s: %s%s', where, text:match 'empty: (.*)' or text, near and ("; did you mean '%s'?"):format(near) or '')
+  end
+end
+
+-- A dtype, given as itself or by its name; nil stays nil.
+function options.dtype(where, dtype)
+  if dtype == nil or dtype_of[dtype] then return dtype and dtype_of[dtype] end
+  local near = type(dtype) == 'string' and options.suggest(dtype, dtype_names)
+  local hint = near and ("; did you mean '%s'?"):format(near) or ''
+  return fail('%s: dtype must be a dtype such as mf.float32, is %s%s', where, options.describe(dtype), hint)
 end
 
 -- A tensor on another device; to the meta device only the shape goes.
 local function to_device(x, device)
+  options.device('to', device)
   if x.device == 'meta' then
     local text = "to: a tensor on the meta device has no data to bring to '%s'; modules have to_empty"
-    error(text:format(device), 3)
+    fail(text, device)
   end
   return mf.empty_like(x, { device = device })
 end
@@ -42,18 +67,18 @@ function Tensor.to(x, ...)
   for i = 1, select('#', ...) do
     local a = select(i, ...)
     if mf.is_tensor(a) then dtype, device = a.dtype, a.device
-    elseif is_dtype[a] then dtype = a
+    elseif a ~= nil and dtype_of[a] then dtype = dtype_of[a]
     elseif type(a) == 'string' then device = a
     elseif type(a) == 'table' then
       o = options('to', a, { dtype = none, device = none, memory_format = 'preserve', copy = false })
-      dtype, device = o.dtype or dtype, o.device or device
+      dtype, device = options.dtype('to', o.dtype) or dtype, o.device or device
     elseif a ~= nil then
-      error(('to: argument %d must be a dtype, a device or a tensor, is a %s'):format(i, type(a)), 2)
+      fail('to: argument %d must be a dtype, a device or a tensor, is a %s', i, type(a))
     end
   end
   if o.memory_format and not formats[o.memory_format] then
     local text = "to: memory_format must be one of contiguous, channels_last, preserve, is '%s'"
-    error(text:format(tostring(o.memory_format)), 2)
+    fail(text, tostring(o.memory_format))
   end
   local y = x
   if dtype and dtype ~= y.dtype then y = mf._cast(y, dtype) end

@@ -1,10 +1,11 @@
 -- Matrix products and attention, composed.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail = options.fail
 local Tensor = mf.Tensor
 
 local function want_tensor(op, name, x)
-  if not mf.is_tensor(x) then error(('%s: %s must be a tensor, is a %s'):format(op, name, type(x)), 3) end
+  if not mf.is_tensor(x) then fail('%s: %s must be a tensor, is a %s', op, name, type(x)) end
 end
 
 -- Products of operands of a fixed number of dims: matmul that refuses others.
@@ -13,7 +14,7 @@ local function product(name, a_dims, b_dims)
     want_tensor(name, 'a', a)
     want_tensor(name, 'b', b)
     if a:dim() ~= a_dims or b:dim() ~= b_dims then
-      error(('%s: a must have %d dims and b %d, they have %d and %d'):format(name, a_dims, b_dims, a:dim(), b:dim()), 2)
+      fail('%s: a must have %d dims and b %d, they have %d and %d', name, a_dims, b_dims, a:dim(), b:dim())
     end
     return a:matmul(b)
   end
@@ -28,7 +29,7 @@ function mf.outer(a, b)
   want_tensor('outer', 'a', a)
   want_tensor('outer', 'b', b)
   if a:dim() ~= 1 or b:dim() ~= 1 then
-    error(('outer: a and b must have 1 dim, they have %d and %d'):format(a:dim(), b:dim()), 2)
+    fail('outer: a and b must have 1 dim, they have %d and %d', a:dim(), b:dim())
   end
   return a:unsqueeze(1) * b
 end
@@ -55,10 +56,10 @@ function mf.scaled_dot_product_attention(q, k, v, o)
     scale = options.none, enable_gqa = false })
   for name, t in pairs { q = q, k = k, v = v, attn_mask = o.attn_mask or q } do
     if not mf.is_tensor(t) then
-      error(('scaled_dot_product_attention: %s must be a tensor, is a %s'):format(name, type(t)), 2)
+      fail('scaled_dot_product_attention: %s must be a tensor, is a %s', name, type(t))
     end
   end
-  if q:dim() < 2 or k:dim() < 2 then error('scaled_dot_product_attention: q and k must have at least 2 dims', 2) end
+  if q:dim() < 2 or k:dim() < 2 then fail('scaled_dot_product_attention: q and k must have at least 2 dims') end
   if o.enable_gqa and k:size(-3) ~= q:size(-3) then
     k = k:repeat_interleave(q:size(-3) / k:size(-3), { dim = -3 })
     v = v:repeat_interleave(q:size(-3) / v:size(-3), { dim = -3 })

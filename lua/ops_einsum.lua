@@ -5,9 +5,10 @@
 -- kept, or summed first where nothing needs them. '...' stands for dims that are aligned at the
 -- last and broadcast.
 local mf = require 'moonflow.core'
+local options = require 'moonflow.options'
 local Tensor = mf.Tensor
 
-local function fail(...) error('einsum: ' .. string.format(...), 0) end
+local function fail(text, ...) options.fail('einsum: ' .. text, ...) end
 
 -- The labels of one side: letters, and for '...' as many of the labels -n .. -1 as the operand has
 -- more dims than letters.
@@ -206,16 +207,14 @@ end
 -- mf.einsum('bij,bkj->ik', a, b): operands as arguments or as one table.
 function mf.einsum(equation, ...)
   if type(equation) ~= 'string' then
-    error("einsum: the first argument must be an equation such as 'ij,jk->ik'", 2)
+    fail("the first argument must be an equation such as 'ij,jk->ik'")
   end
   local xs = { ... }
   if #xs == 1 and type(xs[1]) == 'table' then xs = xs[1] end
   for k, x in ipairs(xs) do
-    if not mf.is_tensor(x) then error(('einsum: operand %d must be a tensor, is a %s'):format(k, type(x)), 2) end
+    if not mf.is_tensor(x) then fail('operand %d must be a tensor, is a %s', k, type(x)) end
   end
-  local ok, y = pcall(run, equation, xs)
-  if not ok then error(y, type(y) == 'string' and 2 or 0) end
-  return y
+  return run(equation, xs)
 end
 
 return Tensor

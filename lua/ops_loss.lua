@@ -2,13 +2,14 @@
 -- smooth_l1_loss and huber_loss are ops.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail = options.fail
 local none = options.none
 
 local reductions = { mean = true, sum = true, none = true }
 
 local function check_reduction(where, reduction)
   if not reductions[reduction] then
-    error(("%s: reduction must be one of mean, none, sum, is '%s'"):format(where, tostring(reduction)), 3)
+    fail("%s: reduction must be one of mean, none, sum, is '%s'", where, tostring(reduction))
   end
 end
 
@@ -18,14 +19,14 @@ local function reduce(loss, reduction)
 end
 
 local function check_tensor(where, name, t)
-  if not mf.is_tensor(t) then error(('%s: %s must be a tensor, is a %s'):format(where, name, type(t)), 3) end
+  if not mf.is_tensor(t) then fail('%s: %s must be a tensor, is a %s', where, name, type(t)) end
 end
 
 local function check_same_shape(where, x, y)
   check_tensor(where, 'x', x)
   check_tensor(where, 'target', y)
   if x.shape ~= y.shape then
-    error(('%s: x has shape %s, target %s; they must be equal'):format(where, tostring(x.shape), tostring(y.shape)), 3)
+    fail('%s: x has shape %s, target %s; they must be equal', where, tostring(x.shape), tostring(y.shape))
   end
 end
 
@@ -33,8 +34,14 @@ end
 
 -- Probabilities as targets: of x's shape.
 local function cross_entropy_soft(x, target, o)
-  o = options('cross_entropy', o, { weight = none, reduction = 'mean', ignore_index = -100, label_smoothing = 0 }, 3)
-  check_same_shape('cross_entropy', x, target)
+  o = options('cross_entropy', o, { weight = none, reduction = 'mean', ignore_index = -100, label_smoothing = 0 })
+  check_tensor('cross_entropy', 'x', x)
+  if x.shape ~= target.shape then
+    local labels = target.ndim < x.ndim and ('; a %s target holds probabilities, labels are target:long() or '
+      .. 'mf.tensor({...}, { dtype = mf.int64 })'):format(tostring(target.dtype)) or ''
+    fail('cross_entropy: x has shape %s, target %s; they must be equal%s', tostring(x.shape), tostring(target.shape),
+      labels)
+  end
   check_reduction('cross_entropy', o.reduction)
   local dim = x.ndim > 1 and 1 or 0
   local classes = x:size(dim)
@@ -59,7 +66,7 @@ end
 
 -- x (N, C, d1, ...) and labels (N, d1, ...) as rows (n, C) and (n), and the shape of the labels.
 local function as_rows(where, x, target)
-  if x.ndim == 0 then error(where .. ': x needs a dim of classes', 3) end
+  if x.ndim == 0 then fail('%s', where .. ': x needs a dim of classes') end
   local dim, want = x.ndim > 1 and 1 or 0, {}
   for d = 0, x.ndim - 1 do
     if d ~= dim then want[#want + 1] = x:size(d) end
@@ -67,8 +74,8 @@ local function as_rows(where, x, target)
   local fits = target.ndim == #want
   for d = 1, #want do fits = fits and target:size(d - 1) == want[d] end
   if not fits then
-    error(('%s: x has shape %s, so target must have shape (%s), has %s'):format(where, tostring(x.shape),
-      table.concat(want, ', '), tostring(target.shape)), 3)
+    fail('%s: x has shape %s, so target must have shape (%s), has %s', where, tostring(x.shape),
+      table.concat(want, ', '), tostring(target.shape))
   end
   local classes = x:size(dim)
   if x.ndim > 2 then x = x:movedim(1, -1) end
@@ -140,7 +147,7 @@ function mf.kl_div(x, target, o)
   local batch = o.reduction == 'batchmean'
   local reduction = batch and 'sum' or o.reduction
   if not reductions[reduction] then
-    error(("kl_div: reduction must be one of batchmean, mean, none, sum, is '%s'"):format(tostring(reduction)), 2)
+    fail("kl_div: reduction must be one of batchmean, mean, none, sum, is '%s'", tostring(reduction))
   end
   local loss
   if o.log_target then loss = reduce(target:exp() * (target - x), reduction)

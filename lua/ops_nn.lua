@@ -1,6 +1,7 @@
 -- Composed functions of layers: prelu, glu, normalize, softmin.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail = options.fail
 local Tensor = mf.Tensor
 
 -- x where positive, else w x; w has one element, or one a channel (dim 1).
@@ -8,7 +9,7 @@ function mf.prelu(x, w)
   if w:numel() ~= 1 then
     if x.ndim < 2 or w.ndim ~= 1 or w:size(0) ~= x:size(1) then
       local text = 'prelu: w must have one element, or one for each of the channels of x %s; has shape %s'
-      error(text:format(tostring(x.shape), tostring(w.shape)), 2)
+      fail(text, tostring(x.shape), tostring(w.shape))
     end
     local shape = {}
     for d = 0, x.ndim - 1 do shape[d + 1] = d == 1 and w:size(0) or 1 end
@@ -22,7 +23,7 @@ function mf.glu(x, dim)
   if type(dim) == 'table' then dim = options('glu', dim, { dim = -1 }).dim end
   dim = dim or -1
   local n = x:size(dim)
-  if n % 2 ~= 0 then error(('glu: dim %d of x %s must have an even size'):format(dim, tostring(x.shape)), 2) end
+  if n % 2 ~= 0 then fail('glu: dim %d of x %s must have an even size', dim, tostring(x.shape)) end
   return x:narrow(dim, 0, n / 2) * x:narrow(dim, n / 2, n / 2):sigmoid()
 end
 

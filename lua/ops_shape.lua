@@ -2,6 +2,7 @@
 -- of the module and, where its first argument is a tensor, a method.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local fail = options.fail
 local Tensor = mf.Tensor
 local none = options.none
 
@@ -9,28 +10,27 @@ local function is_options(t)
   return type(t) == 'table' and next(t) ~= nil and type(next(t)) == 'string'
 end
 
-local function check_tensor(where, name, t, level)
+local function check_tensor(where, name, t)
   if mf.is_tensor(t) then return end
-  error(('%s: %s must be a tensor, is %s'):format(where, name, t == nil and 'nil' or 'a ' .. type(t)), (level or 2) + 1)
+  fail('%s: %s must be a tensor, is %s', where, name, t == nil and 'nil' or 'a ' .. type(t))
 end
 
 local function is_int(n)
   return type(n) == 'number' and n == math.floor(n) and math.abs(n) <= 2 ^ 53
 end
 
-local function check_int(where, name, n, level)
+local function check_int(where, name, n)
   if is_int(n) then return end
   local what = type(n) == 'number' and tostring(n) or 'a ' .. type(n)
-  error(('%s: %s must be a whole number, is %s'):format(where, name, what), (level or 2) + 1)
+  fail('%s: %s must be a whole number, is %s', where, name, what)
 end
 
 -- dim made non-negative; `where` names the function for the error.
-local function check_dim(where, dim, ndim, level)
-  check_int(where, 'dim', dim, (level or 2) + 1)
+local function check_dim(where, dim, ndim)
+  check_int(where, 'dim', dim)
   local n = math.max(ndim, 1)
   if dim < -n or dim >= n then
-    error(('%s: dim %d is out of range for %d dims; legal are %d to %d'):format(where, dim, ndim, -n, n - 1),
-      (level or 2) + 1)
+    fail('%s: dim %d is out of range for %d dims; legal are %d to %d', where, dim, ndim, -n, n - 1)
   end
   return dim < 0 and dim + n or dim
 end
@@ -99,16 +99,16 @@ function mf.meshgrid(...)
   o = options('meshgrid', o, { indexing = 'ij' })
   if type(xs[1]) == 'table' then xs, n = xs[1], #xs[1] end
   if o.indexing ~= 'ij' and o.indexing ~= 'xy' then
-    error(("meshgrid: indexing must be 'ij' or 'xy', is '%s'"):format(o.indexing), 2)
+    fail("meshgrid: indexing must be 'ij' or 'xy', is '%s'", o.indexing)
   end
-  if n == 0 then error('meshgrid: at least one tensor is needed', 2) end
+  if n == 0 then fail('meshgrid: at least one tensor is needed') end
   local sizes, out = {}, {}
   local function place(k) return o.indexing == 'xy' and n > 1 and k <= 2 and 3 - k or k end
   for k = 1, n do
     local x = xs[k]
     check_tensor('meshgrid', 'xs[' .. k .. ']', x)
     if x:dim() > 1 then
-      error(('meshgrid: xs[%d] must have 0 or 1 dims, has shape %s'):format(k, tostring(x.shape)), 2)
+      fail('meshgrid: xs[%d] must have 0 or 1 dims, has shape %s', k, tostring(x.shape))
     end
     sizes[place(k)] = x:numel()
   end
@@ -131,7 +131,7 @@ function Tensor.tile(x, ...)
   for d = 1, n do
     local times, size = dims[d - n + #dims] or 1, x.shape[d - n + ndim] or 1
     check_int('tile', 'dims[' .. d .. ']', times)
-    if times < 0 then error(('tile: dims[%d] is %d, which is negative'):format(d, times), 2) end
+    if times < 0 then fail('tile: dims[%d] is %d, which is negative', d, times) end
     if times ~= 1 then
       split[#split + 1], wide[#wide + 1] = 1, times
     end
@@ -143,20 +143,20 @@ function Tensor.tile(x, ...)
 end
 
 -- Places that repeat each entry as often as the 1-d tensor of counts says.
-local function repeated(counts, n, level)
+local function repeated(counts, n)
   if counts:dim() > 1 or counts:is_floating_point() then
-    error('repeat_interleave: repeats must be a number or a 1-d tensor of whole numbers', level + 1)
+    fail('repeat_interleave: repeats must be a number or a 1-d tensor of whole numbers')
   end
   local list, total = counts:reshape(-1):tolist(), 0
   if #list ~= n and #list ~= 1 then
-    error(('repeat_interleave: repeats has %d entries, the dim has %d'):format(#list, n), level + 1)
+    fail('repeat_interleave: repeats has %d entries, the dim has %d', #list, n)
   end
   for i = 1, n do
     local times = #list == 1 and list[1] or list[i]
-    if times < 0 then error(('repeat_interleave: repeats holds %d, which is negative'):format(times), level + 1) end
+    if times < 0 then fail('repeat_interleave: repeats holds %d, which is negative', times) end
     total = total + times
   end
-  if total > 2 ^ 53 then error('repeat_interleave: repeats asks for too many entries', level + 1) end
+  if total > 2 ^ 53 then fail('repeat_interleave: repeats asks for too many entries') end
   if n == 0 then return mf.zeros({ 0 }, { dtype = mf.int64 }) end
   -- 1 where an entry gives way to the next; sums of these are the entries' numbers
   local ends = counts:reshape(-1):long():expand(n):cumsum(0):narrow(0, 0, n - 1)
@@ -179,7 +179,7 @@ function Tensor.repeat_interleave(x, repeats, o)
   dim = check_dim('repeat_interleave', dim, x:dim())
   if mf.is_tensor(repeats) then return x:index_select(dim, repeated(repeats, x:size(dim), 2)) end
   check_int('repeat_interleave', 'repeats', repeats)
-  if repeats < 0 then error(('repeat_interleave: repeats is %d, which is negative'):format(repeats), 2) end
+  if repeats < 0 then fail('repeat_interleave: repeats is %d, which is negative', repeats) end
   local shape = {}
   for d = 0, x:dim() - 1 do
     shape[#shape + 1] = x:size(d)
@@ -197,7 +197,7 @@ function Tensor.one_hot(x, num_classes)
   check_tensor('one_hot', 'x', x)
   if is_options(num_classes) then num_classes = options('one_hot', num_classes, { num_classes = -1 }).num_classes end
   if num_classes == nil or num_classes == -1 then
-    if x:numel() == 0 then error('one_hot: without elements, num_classes is needed', 2) end
+    if x:numel() == 0 then fail('one_hot: without elements, num_classes is needed') end
     num_classes = x:max():item() + 1
   end
   return mf._one_hot(x, num_classes)
@@ -213,7 +213,7 @@ function Tensor.take_along_dim(x, indices, o)
   if not o.dim then return x:reshape(-1):gather(0, indices:reshape(-1)) end
   local dim = check_dim('take_along_dim', o.dim, x:dim())
   if x:dim() ~= indices:dim() then
-    error(('take_along_dim: x has %d dims, indices has %d; they must be equal'):format(x:dim(), indices:dim()), 2)
+    fail('take_along_dim: x has %d dims, indices has %d; they must be equal', x:dim(), indices:dim())
   end
   local a, b = x.shape, indices.shape
   a[dim + 1], b[dim + 1] = 1, 1
@@ -326,20 +326,20 @@ end
 
 -- mf.dropout(x, p, training) or mf.dropout(x, p, {training=, generator=}): zeros with probability
 -- p, and scales what stays by 1 / (1 - p).
-local function dropout_options(name, x, p, o, level)
-  check_tensor(name, 'x', x, level + 1)
+local function dropout_options(name, x, p, o)
+  check_tensor(name, 'x', x)
   if is_options(p) then p, o = nil, p end
   if type(o) == 'boolean' then o = { training = o } end
-  o = options(name, o, { p = none, training = true, generator = none }, level + 1)
+  o = options(name, o, { p = none, training = true, generator = none })
   p = p or o.p or 0.5
   if type(p) ~= 'number' or not (p >= 0 and p <= 1) then
-    error(('%s: p must be from 0 to 1, is %s'):format(name, tostring(p)), level + 1)
+    fail('%s: p must be from 0 to 1, is %s', name, tostring(p))
   end
   return p, o
 end
 
 function Tensor.dropout(x, p, o)
-  p, o = dropout_options('dropout', x, p, o, 2)
+  p, o = dropout_options('dropout', x, p, o)
   if not o.training or p == 0 then return x end
   return mf._dropout(x, p, { generator = o.generator })
 end
@@ -348,7 +348,7 @@ mf.dropout = Tensor.dropout
 -- Whole channels (N, C, ...) or (C, ...) of the sizes in `keep` are dropped together.
 local function drop_channels(name, spatial)
   mf[name] = function(x, p, o)
-    p, o = dropout_options(name, x, p, o, 2)
+    p, o = dropout_options(name, x, p, o)
     if not o.training or p == 0 then return x end
     local shape = x.shape
     for d = #shape - spatial + 1, #shape do shape[d] = 1 end
