@@ -106,7 +106,7 @@ $(BUILD)/packages-%: spec/tools/packages.sh
 	@touch $@
 
 deps:
-	@sh spec/tools/packages.sh $(foreach k,build test demo lint,$(PACKAGES_$k))
+	@sh spec/tools/packages.sh $(foreach k,build test demo lint cross,$(PACKAGES_$k))
 
 # $(call REMEMBER,name,variable): a file that is newer than what was made with another value.
 define REMEMBER
@@ -193,6 +193,10 @@ install: all
 	$(Q)printf '%s\n' 'Name: moonflow' 'Description: deep learning in C and Lua' \
 	  'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lmoonflow' \
 	  'Libs.private: $(LIBS)' > $(AT)/lib/pkgconfig/moonflow.pc
+	@$(if $(DESTDIR),,PATH="$$PATH:/usr/sbin:/sbin"; \
+	if ldconfig -vNX 2>/dev/null | grep -q '^$(PREFIX)/lib:'; then ldconfig 2>/dev/null || true; \
+	else echo "the loader does not search $(PREFIX)/lib: set LD_LIBRARY_PATH, or link with" \
+	  "-Wl,-rpath,$(PREFIX)/lib"; fi)
 uninstall:
 	rm -f $(AT)/bin/moonflow $(AT)/lib/libmoonflow.* $(AT)/lib/lua/5.1/moonflow.so \
 	  $(AT)/lib/pkgconfig/moonflow.pc

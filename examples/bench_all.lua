@@ -95,8 +95,15 @@ local function workload(name)
   print(text)
 end
 
+local names = { 'dispatch', 'chain', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' }
+for name in o.only:gmatch '[^,]+' do
+  if not (',' .. table.concat(names, ',') .. ','):find(',' .. name .. ',', 1, true) then
+    io.stderr:write(("--only: there is no workload '%s'; there are %s\n"):format(name, table.concat(names, ', ')))
+    os.exit(2, true)
+  end
+end
 machine()
-for _, name in ipairs { 'dispatch', 'chain', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' } do
+for _, name in ipairs(names) do
   if o.only == '' or (',' .. o.only .. ','):find(',' .. name .. ',', 1, true) then
     if name == 'dispatch' then dispatch()
     elseif name == 'chain' then

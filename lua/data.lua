@@ -14,6 +14,7 @@ data.Dataset = Dataset
 
 -- A class of datasets, or of samplers; calling it makes one and runs its init.
 function Dataset:extend(name)
+  if type(self) ~= 'table' then fail("extend is a method; call it with a colon: data.Dataset:extend 'Name'") end
   local class = setmetatable({ _name = name }, {
     __index = self,
     __call = function(class, ...)
@@ -38,8 +39,18 @@ end
 -- What a dataset or sampler says of its length.
 local function length(name, of) return count(name, 'what len() returns', of:len()) end
 
--- Tensors of one first size: entry i is row i of each.
+-- Objects of the class raise where they are read like a list, which would give nil.
+local function refuse_numbers(class, hint)
+  class.__index = function(_, key)
+    if type(key) == 'number' then fail('%s: there is no [%s]; %s', class._name, tostring(key), hint) end
+    return class[key]
+  end
+end
+local by_get = 'entries are read by :get(i), from 0, and counted by :len()'
+
+-- Tensors of one first size, TensorDataset(x, y, ...): entry i is row i of each.
 data.TensorDataset = Dataset:extend 'TensorDataset'
+refuse_numbers(data.TensorDataset, by_get)
 function data.TensorDataset:init(...)
   self.tensors = { ... }
   if select('#', ...) == 0 then fail 'TensorDataset: a tensor is needed' end
@@ -69,6 +80,7 @@ end
 
 -- The entries of a dataset whose indices are in a table.
 data.Subset = Dataset:extend 'Subset'
+refuse_numbers(data.Subset, by_get)
 function data.Subset:init(dataset, indices)
   self.dataset, self.indices = check_dataset('Subset', dataset), indices
 end
@@ -86,6 +98,7 @@ end
 
 -- Datasets one behind the other.
 data.ConcatDataset = Dataset:extend 'ConcatDataset'
+refuse_numbers(data.ConcatDataset, by_get)
 function data.ConcatDataset:init(datasets)
   for _, dataset in ipairs(datasets) do check_dataset('ConcatDataset', dataset) end
   self.datasets = datasets
@@ -124,7 +137,8 @@ local function lengths_of_fractions(fractions, n)
   return lengths
 end
 
--- Splits a dataset at random into parts of the given lengths, or of fractions that sum to 1.
+-- Splits a dataset at random into parts of the given lengths, or of fractions that sum to 1, and
+-- returns them: local train, test = data.random_split(set, { 0.8, 0.2 }).
 function data.random_split(dataset, lengths, ...)
   local o = arguments('random_split', { 'generator' }, { generator = none }, ...)
   local n, sum = length('random_split', check_dataset('random_split', dataset)), 0
@@ -351,8 +365,8 @@ end
 
 -- -- The loader -----------------------------------------------------------------------------------
 
-local Loader = {}
-Loader.__index = Loader
+local Loader = { _name = 'DataLoader' }
+refuse_numbers(Loader, 'a pass over it is `for x, y in loader() do`, the number of batches :len()')
 data._Loader = Loader -- for the documentation
 
 local loader_defaults = { batch_size = 1, shuffle = false, sampler = none, batch_sampler = none,
@@ -383,6 +397,7 @@ end
 
 -- The number of batches.
 function Loader:len() return length('DataLoader', self.batches) end
+options.methods(Loader, 'loader')
 
 -- A pass over the data: a function that returns the values of the next batch.
 function Loader:__call(...)

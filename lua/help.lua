@@ -165,7 +165,9 @@ end
 -- where it first wants another argument, by its text.
 local function options_of(value, body)
   local defaults, order = options.read_by(value)
-  if not defaults and type(value) == 'function' then defaults, order = options.read_by(value, mf.ones(2, 2)) end
+  for _, first in ipairs(type(value) == 'function' and { mf.ones(2, 2), { _name = '' } } or {}) do
+    if not defaults then defaults, order = options.read_by(value, first) end
+  end
   local names, values = options_in(body)
   local list, listed = {}, {}
   local function add(name)
@@ -261,6 +263,7 @@ local function known_classes()
     class_order[#class_order + 1] = name
   end
   add('nn.Module', mf.nn.Module, 'Module')
+  add('nn.Graph', mf.nn.Graph, 'Graph')
   add('optim.Optimizer', mf.optim.Optimizer, 'Optimizer')
   add('optim.lr_scheduler.LRScheduler', getmetatable(mf.optim.lr_scheduler.StepLR).__index, 'Scheduler')
   add('data.DataLoader', mf.data._Loader, 'Loader')
@@ -313,7 +316,7 @@ local function own_methods(name)
   local base = name:match '^optim' and parent_of(class)
   for key, value in pairs(class) do
     local public = type(value) == 'function' and type(key) == 'string' and key:sub(1, 1) ~= '_'
-    local shown = base and base[key] or not base and (not internal[key] or name == 'nn.Module')
+    local shown = base and base[key] or not base and (not internal[key] or name == 'nn.Module' or name == 'nn.Graph')
     if public and shown then list[#list + 1] = key end
   end
   table.sort(list)
@@ -454,6 +457,7 @@ local function name_of_table(value)
   for name, known in pairs(known_classes()) do
     if rawget(known[1], '_meta') == meta then return name end
   end
+  if mf.nn.is_module(value) then return class_name(value.super) end
   local index = rawget(meta, '__index')
   return class_name(meta) or type(index) == 'table' and class_name(index) or meta._class and class_name(meta._class)
 end

@@ -40,6 +40,8 @@ local texts = {
   get_printoptions = 'get_printoptions(): the options as a table for set_printoptions.',
   rand_like = 'rand_like(x, {dtype =, device =}): uniform numbers in [0, 1) in the shape of x.',
   randn_like = 'randn_like(x, {dtype =, device =}): normal numbers in the shape of x.',
+  warn = 'mf.warn(text): gets warnings, once for each line of yours; writes to stderr. mf.warn = f puts your own '
+    .. 'function in its place.',
   rows = 'rows(ids, values, n): a row-sparse gradient: values[i] belongs to row ids[i].',
   help = 'help(what): this text.',
   Tensor = 'Tensor: the methods of tensors, as x:NAME. A function added here is a method of all. Fields: '
@@ -97,6 +99,9 @@ local texts = {
     .. 'each forward; remove() of what this returns ends that.',
   ['nn.TransformerEncoderLayer:attend'] = 'nn.TransformerEncoderLayer:attend(x, o): the half with the attention.',
   ['nn.TransformerEncoderLayer:feed'] = 'nn.TransformerEncoderLayer:feed(x): the half behind the attention.',
+  ['nn.Graph:extend'] = "nn.Graph:extend(name): a class of compiled steps.",
+  ['nn.Graph:init'] = 'nn.Graph:init(...): gets the arguments; assigns modules, calls add_optimizer; yours to write.',
+  ['nn.Graph:build'] = 'nn.Graph:build(...): what a call computes; yours to write.',
   ['nn.ModuleList:iter'] = 'nn.ModuleList:iter(): for i, module in list:iter() do, from 0.',
   ['nn.ModuleDict:set'] = 'nn.ModuleDict:set(name, module): adds or replaces one.',
   ['nn.ModuleDict:get'] = 'nn.ModuleDict:get(name): the module of that name, or nil.',

@@ -18,6 +18,8 @@ if not mf._ready then
     scalar = 'moonflow.compile', profile = 'moonflow.profile' }
   local several = { save = true, load = true, compile = true, scalar = true } -- fields of their module
   mf._parts = lazy
+  -- Gets the texts of warnings; a program may put its own function here.
+  function mf.warn(text) io.stderr:write(text, '\n') end
   setmetatable(mf, {
     __index = function(_, key)
       local name = lazy[key]

@@ -106,6 +106,9 @@ end
 
 -- A class derived from this one; its instances print with this name.
 function Module:extend(name)
+  if type(name) ~= 'string' then
+    fail("extend: a name is needed, as in nn.Module:extend 'Net'; given is %s", describe_value(name))
+  end
   local class = setmetatable({ _name = name, super = self }, {
     __index = self,
     __call = construct,
@@ -260,9 +263,9 @@ end
 -- Moves or converts parameters and buffers in place: to a device, to a float dtype (integers stay),
 -- or by { device =, dtype =, memory_format = }; the memory format is for tensors of four dims.
 function Module:to(target)
-  local o = options('Module:to', options.target(target), { dtype = none, device = none, memory_format = none })
-  if o.device then options.device('Module:to', o.device) end
-  o.dtype = options.dtype('Module:to', o.dtype)
+  local o = options('Module:to', mf._to_target(target), { dtype = none, device = none, memory_format = none })
+  if o.device then mf._to_device('Module:to', o.device) end
+  o.dtype = mf._to_dtype('Module:to', o.dtype)
   if o.dtype and not mf.zeros({ 0 }, { dtype = o.dtype }):is_floating_point() then
     fail('Module:to: the dtype must be a float dtype, is %s', tostring(o.dtype))
   end
@@ -290,7 +293,7 @@ end
 -- on the meta device.
 function Module:to_empty(device)
   if type(device) == 'table' then device = options('to_empty', device, { device = 'cpu' }).device end
-  options.device('to_empty', device)
+  mf._to_device('to_empty', device)
   local function renew(t)
     t.grad = nil
     t.data = mf.empty_like(t, { device = device })
@@ -414,6 +417,8 @@ function Module:load_state_dict(dict, o)
   end)
   return { missing_keys = missing, unexpected_keys = unexpected }
 end
+
+options.methods(Module, 'module')
 
 -- -- Containers -----------------------------------------------------------------------------------
 

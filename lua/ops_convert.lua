@@ -21,13 +21,13 @@ for _, name in ipairs { 'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'flo
 end
 
 -- A table of options for to(target), where target may be a dtype, its name, or a device.
-function options.target(target)
+function mf._to_target(target)
   if target and dtype_of[target] then return { dtype = dtype_of[target] } end
   return type(target) == 'string' and { device = target } or target
 end
 
 -- Raises in the name of `where` unless there is such a device.
-function options.device(where, device)
+function mf._to_device(where, device)
   local ok, text = pcall(mf.empty, { 0 }, { device = device })
   if not ok then
     local near = type(device) == 'string' and options.suggest(device, dtype_names)
@@ -36,7 +36,7 @@ function options.device(where, device)
 end
 
 -- A dtype, given as itself or by its name; nil stays nil.
-function options.dtype(where, dtype)
+function mf._to_dtype(where, dtype)
   if dtype == nil or dtype_of[dtype] then return dtype and dtype_of[dtype] end
   local near = type(dtype) == 'string' and options.suggest(dtype, dtype_names)
   local hint = near and ("; did you mean '%s'?"):format(near) or ''
@@ -45,7 +45,7 @@ end
 
 -- A tensor on another device; to the meta device only the shape goes.
 local function to_device(x, device)
-  options.device('to', device)
+  mf._to_device('to', device)
   if x.device == 'meta' then
     local text = "to: a tensor on the meta device has no data to bring to '%s'; modules have to_empty"
     fail(text, device)
@@ -71,7 +71,7 @@ function Tensor.to(x, ...)
     elseif type(a) == 'string' then device = a
     elseif type(a) == 'table' then
       o = options('to', a, { dtype = none, device = none, memory_format = 'preserve', copy = false })
-      dtype, device = options.dtype('to', o.dtype) or dtype, o.device or device
+      dtype, device = mf._to_dtype('to', o.dtype) or dtype, o.device or device
     elseif a ~= nil then
       fail('to: argument %d must be a dtype, a device or a tensor, is a %s', i, type(a))
     end

@@ -30,6 +30,20 @@ local function check_same_shape(where, x, y)
   end
 end
 
+-- Ops that broadcast x and target. Where that is not meant, a wrong loss comes of it: (N, 1) and (N)
+-- give (N, N).
+for _, name in ipairs { 'mse_loss', 'l1_loss', 'smooth_l1_loss', 'huber_loss' } do
+  local op = mf[name]
+  local function f(x, target, ...)
+    if mf.is_tensor(x) and mf.is_tensor(target) and x.shape ~= target.shape then
+      options.warn('%s: x has shape %s, target %s: they are broadcast; should they be the same?', name,
+        tostring(x.shape), tostring(target.shape))
+    end
+    return op(x, target, ...)
+  end
+  mf[name], mf.Tensor[name] = f, f
+end
+
 -- -- Classes --------------------------------------------------------------------------------------
 
 -- Probabilities as targets: of x's shape.

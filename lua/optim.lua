@@ -374,6 +374,8 @@ function Optimizer:__tostring()
   return ('%s (\n%s\n)'):format(self._name, table.concat(lines, '\n'))
 end
 
+options.methods(Optimizer, 'opt')
+
 -- -- The optimisers -------------------------------------------------------------------------------
 
 -- The first step takes the gradient undampened.

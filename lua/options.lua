@@ -16,19 +16,46 @@ local options = {}
 
 -- -- Errors ---------------------------------------------------------------------------------------
 
--- Raises string.format(...) with the place of the user's line.
-function options.fail(...)
-  local text, level = string.format(...), 2
+-- 'script.lua:12: ', the user's line that is running, or ''.
+local function place()
+  local level = 3
   while true do
     local frame = debug.getinfo(level, 'Sl')
-    if not frame then error(text, 0) end
+    if not frame then return '' end
     if frame.currentline > 0 and not frame.source:find '^=moonflow' then
-      error(('%s:%d: %s'):format(frame.short_src, frame.currentline, text), 0)
+      return ('%s:%d: '):format(frame.short_src, frame.currentline)
     end
     level = level + 1
   end
 end
+
+-- Raises string.format(...) with the place of the user's line.
+function options.fail(...) error(place() .. string.format(...), 0) end
 local fail = options.fail
+
+local warned = {}
+
+-- Hands a text with its place to mf.warn, once for each place.
+function options.warn(...)
+  local text = place() .. 'warning: ' .. string.format(...)
+  if warned[text] then return end
+  warned[text] = true
+  require 'moonflow.core'.warn(text)
+end
+
+-- Methods check that they were called with a colon, on what has a _name.
+function options.methods(class, object)
+  for name, f in pairs(class) do
+    if type(f) == 'function' and type(name) == 'string' and name:sub(1, 1) ~= '_' then
+      class[name] = function(self, ...)
+        if type(self) ~= 'table' or not self._name then
+          fail('%s.%s is a method; call it with a colon: %s:%s(...)', object, name, object, name)
+        end
+        return f(self, ...)
+      end
+    end
+  end
+end
 
 -- "a string", "nil", "an empty table": what a value is, for error texts.
 function options.describe(value)

@@ -95,6 +95,9 @@ function Scheduler:load_state_dict(dict)
   for i, saved in ipairs(dict.schedulers or {}) do self.schedulers[i]:load_state_dict(saved) end
 end
 
+Scheduler._name = 'LRScheduler'
+options.methods(Scheduler, 'schedule')
+
 -- -- One formula each -----------------------------------------------------------------------------
 
 -- The rate times gamma every step_size epochs.
@@ -351,5 +354,7 @@ function Plateau:step(value)
   end
   self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 end
+
+options.methods(Plateau, 'schedule')
 
 return sched

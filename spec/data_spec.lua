@@ -60,6 +60,19 @@ describe('datasets', function()
     fails('TensorDataset: argument 1 must be a tensor', data.TensorDataset, 5)
   end)
 
+  it('and loaders raise where they are read like lists or their methods called with a dot', function()
+    local set = data.TensorDataset(mf.ones(4))
+    local loader = data.DataLoader(set)
+    for _, d in ipairs { set, data.Subset(set, { 0 }), data.ConcatDataset { set } } do
+      fails(d._name .. ': there is no [1]; entries are read by :get(i)', function() return d[1] end)
+    end
+    fails('DataLoader: there is no [1]; a pass over it is', function() return loader[1] end)
+    fails('loader.len is a method; call it with a colon', function() return loader.len() end)
+    fails('extend is a method', function() return data.Dataset.extend 'D' end)
+    local Cached = data.Dataset:extend 'Cached' -- the user's own may keep entries in itself
+    assert.is_nil(Cached()[1])
+  end)
+
   it('are parts of others, and joined', function()
     local s = data.Subset(Tens(9), { 8, 0, 3 })
     assert.same({ 3, 80, 30 }, { s:len(), s:get(0), s:get(2) })

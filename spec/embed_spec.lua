@@ -19,6 +19,7 @@ describe('an installed tree', function()
     if (os.getenv 'MAKEFLAGS' or ''):find 'SAN=' then return end
     local output, code = run('make install PREFIX=' .. folder .. ' DESTDIR=')
     assert.equal(0, code, output)
+    assert.truthy(output:find('does not search ' .. folder .. '/lib', 1, true), output)
     ready = true
   end)
   teardown(function() run('rm -rf ' .. folder) end)

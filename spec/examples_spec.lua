@@ -101,9 +101,9 @@ describe('examples', function()
 
   it('fashion_mnist.lua, interrupted and resumed, gives what it would have given', function()
     local whole, part = folder .. '/whole.safetensors', folder .. '/part.safetensors'
-    local output, code = train('--epochs 5 --save ' .. whole)
+    local output, code = train('--epochs 6 --save ' .. whole)
     assert.equal(0, code, output)
-    local once = '--save %s --batch 40 --epochs 5 '
+    local once = '--save %s --batch 40 --epochs 6 '
     output, code = interrupted('^epoch 1 ', ('--save nowhere --batch 40 ' .. once):format(part))
     assert.equal(130, code, output)
     local command = output:match '\n  ([^\n]*%-%-resume [^\n]*)\n$'
@@ -141,6 +141,12 @@ describe('examples', function()
     local output, code = run 'bench_chain.lua --ops 100 --elements 1000 --runs 1'
     assert.equal(0, code, output)
     assert.truthy(output:find('100 ops on 1000 float32', 1, true), output)
+  end)
+
+  it('bench_all.lua refuses an unknown workload', function()
+    local output, code = run 'bench_all.lua --only mlp,nosuch'
+    assert.equal(2, code)
+    assert.truthy(output:find("no workload 'nosuch'; there are dispatch, ", 1, true), output)
   end)
 
   it('bench.lua prints one line of JSON, with the same losses in both modes', function()

@@ -192,3 +192,91 @@ describe('nn.Module', function()
     assert.has_error(function() nn.MultiheadAttention(5, 2) end)
   end)
 end)
+
+describe('a method', function()
+  local net = mf.nn.Linear(1, 1)
+  local opt = mf.optim.SGD(net:parameters(), { lr = 0.1 })
+  local schedule = mf.optim.lr_scheduler.StepLR(opt, 1)
+  local plateau = mf.optim.lr_scheduler.ReduceLROnPlateau(opt)
+
+  it('called with a dot is an error that says so, at the line that calls', function()
+    local n = 0
+    for object, name in pairs { [net] = 'module', [opt] = 'opt', [schedule] = 'schedule', [plateau] = 'schedule' } do
+      for _, method in ipairs { 'state_dict', 'load_state_dict', 'step', 'zero_grad', 'parameters', 'eval' } do
+        if object[method] then
+          for _, argument in ipairs { false, net:state_dict(), print } do
+            local ok, text = pcall(function() object[method](argument or nil) end)
+            assert.is_false(ok)
+            local expected = ('%s.%s is a method; call it with a colon: %s:%s(...)'):format(name, method, name, method)
+            assert(text:find('nn_module_spec.lua:%d+: ') and text:find(expected, 1, true), text)
+            n = n + 1
+          end
+        end
+      end
+    end
+    assert(n >= 30)
+  end)
+
+  it('extend wants a name', function()
+    for _, name in ipairs { false, 5, {} } do
+      local ok, text = pcall(function() return mf.nn.Module:extend(name or nil) end)
+      assert.is_false(ok)
+      assert(text:find("extend: a name is needed, as in nn.Module:extend 'Net'", 1, true), text)
+    end
+  end)
+
+  it('to takes a dtype by its name, and speaks in its own name', function()
+    assert.equal(mf.float64, mf.nn.Linear(1, 1):to('float64').weight.dtype)
+    assert.equal(mf.float16, mf.nn.Linear(1, 1):to({ dtype = 'float16' }).weight.dtype)
+    local x = mf.ones(2)
+    assert.equal(mf.int64, x:to('int64').dtype)
+    assert.equal(mf.int64, x:to({ dtype = 'int64' }).dtype)
+    assert.equal(x, x:to 'float32')
+    for text, f in pairs {
+      [": to: there is no device 'cuda'"] = function() x:to 'cuda' end,
+      [": to: there is no device 'flaot32'; there are 'cpu' and 'meta'; did you mean 'float32'?"] = function()
+        x:to 'flaot32'
+      end,
+      [": to: dtype must be a dtype such as mf.float32, is 'int46'; did you mean 'int64'?"] = function()
+        x:to { dtype = 'int46' }
+      end,
+      [": Module:to: there is no device 'cuda'"] = function() net:to 'cuda' end,
+      [": Module:to: dtype must be a dtype such as mf.float32, is 5"] = function() net:to { dtype = 5 } end,
+      [": to_empty: there is no device 'tpu'"] = function() net:to_empty 'tpu' end,
+    } do
+      local ok, message = pcall(f)
+      assert.is_false(ok)
+      assert(message:find(text, 1, true) and message:find '^spec/nn_module_spec.lua:%d+: ', message)
+    end
+  end)
+end)
+
+describe('what Lua lets pass unseen', function()
+  it('is an error where it can be one', function()
+    local x, y = mf.ones(2), mf.ones(2)
+    for _, f in ipairs { function() return x < y end, function() return x >= y end } do
+      local ok, text = pcall(f)
+      assert.is_false(ok)
+      assert(text:find('x:lt(y)', 1, true) and text:find 'nn_module_spec.lua:%d+: ', text)
+    end
+    local ok, text = pcall(function() return mf.cross_entropy(mf.ones(2, 3), mf.tensor { 1, 2 }), 1 end)
+    assert.is_false(ok)
+    assert(text:find 'nn_module_spec.lua:%d+: cross_entropy' and text:find('target:long()', 1, true)
+      and text:find('{ dtype = mf.int64 }', 1, true), text)
+  end)
+
+  it('is a warning where a loss broadcasts, once for each line', function()
+    local warn, texts = mf.warn, {}
+    mf.warn = function(text) texts[#texts + 1] = text end
+    for _ = 1, 3 do
+      for _, name in ipairs { 'mse_loss', 'l1_loss', 'smooth_l1_loss', 'huber_loss' } do
+        mf[name](mf.ones(3, 1), mf.ones(3))
+        mf.ones(3)[name](mf.ones(3), mf.ones(3))
+      end
+      mf.nn.MSELoss()(mf.ones(3, 1), mf.ones(3))
+    end
+    mf.warn = warn
+    assert.equal(5, #texts)
+    assert(texts[1]:find 'nn_module_spec.lua:%d+: warning: mse_loss: x has shape %(3, 1%), target %(3,%)', texts[1])
+  end)
+end)

@@ -386,6 +386,11 @@ static int tensor_eq(lua_State *L) {
   return 1;
 }
 
+/* Lua makes a boolean of what these return, so they cannot compare by element. */
+static int tensor_less(lua_State *L) {
+  return bind_error(L, "<, <=: tensors are compared by methods: x:lt(y), x:le(y), x:gt(y), x:ge(y)");
+}
+
 static int tensor_len(lua_State *L) {
   Tensor *t = self(L, "#");
   if (t->m.ndim == 0) return bind_error(L, "#: a 0-d tensor has no length");
@@ -461,6 +466,8 @@ void bind_open_tensor(State *S, lua_State *L) {
   bind_function(S, L, "__newindex", tensor_newindex);
   bind_function(S, L, "__unm", tensor_unm);
   bind_function(S, L, "__eq", tensor_eq);
+  bind_function(S, L, "__lt", tensor_less);
+  bind_function(S, L, "__le", tensor_less);
   bind_function(S, L, "__len", tensor_len);
   lua_pop(L, 2);
   bind_function(S, L, "is_tensor", is_tensor);
