@@ -237,8 +237,8 @@ describe('a method', function()
       [": to: there is no device 'flaot32'; there are 'cpu' and 'meta'; did you mean 'float32'?"] = function()
         x:to 'flaot32'
       end,
-      [": to: dtype must be a dtype such as mf.float32, is 'int46'; did you mean 'int64'?"] = function()
-        x:to { dtype = 'int46' }
+      [": to: dtype must be a dtype such as mf.float32, is 'itn64'; did you mean 'int64'?"] = function()
+        x:to { dtype = 'itn64' }
       end,
       [": Module:to: there is no device 'cuda'"] = function() net:to 'cuda' end,
       [": Module:to: dtype must be a dtype such as mf.float32, is 5"] = function() net:to { dtype = 5 } end,
