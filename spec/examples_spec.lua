@@ -103,8 +103,8 @@ describe('examples', function()
     local whole, part = folder .. '/whole.safetensors', folder .. '/part.safetensors'
     local output, code = train('--epochs 6 --save ' .. whole)
     assert.equal(0, code, output)
-    local once = '--save %s --batch 40 --epochs 6 '
-    output, code = interrupted('^epoch 1 ', ('--save nowhere --batch 40 ' .. once):format(part))
+    local once = '--save %s --batch 48 --epochs 6 '
+    output, code = interrupted('^epoch 1 ', ('--save nowhere --batch 48 ' .. once):format(part))
     assert.equal(130, code, output)
     local command = output:match '\n  ([^\n]*%-%-resume [^\n]*)\n$'
     assert.truthy(output:find(part .. ' holds the last finished epoch', 1, true) and command, output)
