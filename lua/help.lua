@@ -208,6 +208,9 @@ local function lua_text(prefix, name, shown, module, value)
   end
   local op = line:match "^%l+%('[%w_]+', '([%w_]+)'"
   if comment == '' and op then comment = ('The function mf.%s as a module.'):format(op) end
+  if comment == '' and prefix == 'M' then -- all that the file is about
+    comment = ('\n' .. sources['moonflow.' .. module]):match '^(.-)\n[^-]':gsub('\n%-%- ?', '\n'):sub(2)
+  end
   if comment == '' then -- another name of something documented
     local other = line:match '=%s*[%w_]+%.([%w_]+)%s*$'
     if other and other ~= name then return shown .. ': see ' .. other end
