@@ -23,7 +23,7 @@ grad.div = {
 }
 grad.remainder = {
   a = function(g) return g end,
-  b = function(g, _, o) return -(g * mf.floor(o.a / o.b)) end,
+  b = function(g, _, o) return -(g * mf.floor_divide(o.a, o.b)) end,
 }
 grad.fmod = {
   a = function(g) return g end,

@@ -139,7 +139,7 @@ local function join(a, la, b, lb, needed, size)
   for _, c in ipairs(lb) do
     if not ia[c] then right[#right + 1] = c end
   end
-  if #summed == 0 or not a:is_floating_point() or a.dtype ~= b.dtype then -- a product that broadcasts
+  if #summed == 0 or a.dtype == mf.bool or a.dtype ~= b.dtype then -- a product that broadcasts
     local order = concat(batch, left, right, summed)
     local y = arranged(a, ia, order) * arranged(b, ib, order)
     return sum_others(y, order, needed)

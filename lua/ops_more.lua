@@ -90,11 +90,13 @@ end)
 both('fmax', function(x, y) return mf.where(y:isnan(), x, mf.where(x:isnan(), y, mf.maximum(x, y))) end)
 -- The smaller of both; of a number and a NaN, the number.
 both('fmin', function(x, y) return mf.where(y:isnan(), x, mf.where(x:isnan(), y, mf.minimum(x, y))) end)
--- x where y has its sign, else -x.
+-- x where y has its sign, else -x; as floats.
 both('copysign', function(x, y)
   if type(y) == 'number' then y = mf.tensor(y) end
+  local float = y:is_floating_point() and y.dtype or x:is_floating_point() and x.dtype or mf.float32
+  if not x:is_floating_point() then x = x:to(float) end
   local negative = y:lt(0):logical_or(y:eq(0):logical_and(y:reciprocal():lt(0)))
-  return mf.where(negative, -x:abs(), x:abs())
+  return x:abs() * mf.where(negative, -1, 1):to(float)
 end)
 
 -- -- Reductions -----------------------------------------------------------------------------------
@@ -198,17 +200,23 @@ both('inner', function(x, y)
 end)
 -- The product of two vectors.
 both('vdot', function(x, y) return x:dot(y) end)
+-- beta c + alpha product; among whole numbers only the whole parts of beta and alpha count.
+local function combined(c, beta, product, alpha)
+  if not product:is_floating_point() and not c:is_floating_point() then
+    beta, alpha = beta - math.fmod(beta, 1), alpha - math.fmod(alpha, 1)
+  end
+  if alpha ~= 1 then product = product * alpha end
+  return beta == 0 and product or c * beta + product
+end
 -- beta c + alpha (a b) for batches of matrices.
 both('baddbmm', function(c, a, b, o)
   o = options('baddbmm', o, { beta = 1, alpha = 1 })
-  local product = a:bmm(b) * o.alpha
-  return o.beta == 0 and product or c * o.beta + product
+  return combined(c, o.beta, a:bmm(b), o.alpha)
 end)
 -- beta c + alpha (a b) for a matrix a and a vector b.
 both('addmv', function(c, a, b, o)
   o = options('addmv', o, { beta = 1, alpha = 1 })
-  local product = a:mv(b) * o.alpha
-  return o.beta == 0 and product or c * o.beta + product
+  return combined(c, o.beta, a:mv(b), o.alpha)
 end)
 -- The Kronecker product.
 both('kron', function(x, y)

@@ -131,6 +131,16 @@ BLOCK_STORES(i64, int64_t, BLOCK_ID)
 static BlockConvert *const block_stores[PW_CLASSES][DTYPE_COUNT]
     __attribute__((unused)) = {BLOCK_STORE_ROW(f32), BLOCK_STORE_ROW(f64), BLOCK_STORE_ROW(i64)};
 
+/* The input as a kernel reads it: 0-d whole numbers are numbers of the op's dtype, which is what
+ * their low bytes say: among uint8, -3 is 253. */
+static inline View block_input(const PointwiseKernel *k, const View *v) {
+  View input = *v;
+  if (k->cls == PW_I64 && v->ndim == 0 &&
+      dtype_size((DType)k->whole) <= dtype_size((DType)v->dtype))
+    input.dtype = (uint8_t)k->whole;
+  return input;
+}
+
 /* -- Walking a common shape -------------------------------------------------------------------- */
 
 #ifndef WALK_OPERANDS /* a file that wants more says so first */

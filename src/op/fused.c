@@ -135,7 +135,7 @@ typedef struct FusedConstant {
 typedef struct FusedJob {
   Walk walk; /* outputs, then inputs of more than one element */
   FusedOp ops[PROGRAM_STEPS * (PROGRAM_INPUTS + 2) + 2 * WALK_OPERANDS];
-  FusedConstant constants[PROGRAM_TENSORS * PW_CLASSES + PROGRAM_STEPS];
+  FusedConstant constants[PROGRAM_TENSORS * PW_CLASSES + PROGRAM_STEPS * PROGRAM_INPUTS];
   int16_t direct[WALK_OPERANDS]; /* operands that are places themselves */
   bool written[WALK_OPERANDS];   /* outputs that are made in place */
   int n_ops, n_constants, n_direct, n_slots, n_cells, n_out;
@@ -193,10 +193,19 @@ static int add_convert(Resolving *r, BlockConvert *convert, int from, int to) {
   return to;
 }
 
-static void add_constant(Resolving *r, int k, PointwiseClass cls, int place, bool cell) {
-  const View *v = &r->call->in[k];
+static void add_constant(Resolving *r, const View *v, PointwiseClass cls, int place, bool cell) {
   r->j->constants[r->j->n_constants++] =
       (FusedConstant){(int16_t)place, cell, (uint8_t)cls, v->dtype, v->data};
+}
+
+/* A slot filled with v. It is never given back, so it must be one that nothing had. */
+static int constant_slot(Resolving *r, const View *v, PointwiseClass cls) {
+  int given = r->n_free, place;
+  r->n_free = 0;
+  place = new_slot(r, pw_class_size(cls));
+  r->n_free = given;
+  add_constant(r, v, cls, place, false);
+  return place;
 }
 
 /* Where input k of the program is as compute type cls. */
@@ -204,14 +213,7 @@ static int load_input(Resolving *r, int k, PointwiseClass cls) {
   const View *v = &r->call->in[k];
   int operand = r->operand[k];
   if (operand >= 0 && r->flat[operand] && block_is_native((DType)v->dtype, cls)) return operand;
-  if (operand < 0) { /* never given back, so it must be a slot that nothing had */
-    int given = r->n_free, place;
-    r->n_free = 0;
-    place = new_slot(r, pw_class_size(cls));
-    r->n_free = given;
-    add_constant(r, k, cls, place, false);
-    return place;
-  }
+  if (operand < 0) return constant_slot(r, v, cls);
   FusedOp *op = add_op(r, FUSED_GATHER);
   op->convert = block_loads[cls][v->dtype];
   op->operand = (int16_t)operand;
@@ -324,6 +326,15 @@ static void find_runs(FusedJob *j) {
   }
 }
 
+/* Where the input of a step is as its kernel reads it. */
+static int input_of(Resolving *r, const PointwiseKernel *k, int in) {
+  if (is_single(r, in)) {
+    View v = block_input(k, &r->call->in[in]);
+    if (v.dtype != r->call->in[in].dtype) return constant_slot(r, &v, k->cls);
+  }
+  return form_of(r, value_of(r, in), k->cls);
+}
+
 static int resolve_step(Resolving *r, int s) {
   const ProgramStep *step = &r->p->steps[s];
   int me = r->p->n_in + s, at = direct_output(r, s);
@@ -332,11 +343,11 @@ static int resolve_step(Resolving *r, int s) {
   int rc = kernel_of(r, s, &k), in[PROGRAM_INPUTS];
   if (rc) return rc;
   bool single = k.single && is_single(r, step->in[k.n_in - 1]);
-  for (int i = 0; i < k.n_in - single; i++) in[i] = form_of(r, value_of(r, step->in[i]), k.cls);
+  for (int i = 0; i < k.n_in - single; i++) in[i] = input_of(r, &k, step->in[i]);
   if (single) {
     k.fn = k.single;
     in[k.n_in - 1] = FUSED_CELLS + r->j->n_cells++;
-    add_constant(r, step->in[k.n_in - 1], k.cls, in[k.n_in - 1], true);
+    add_constant(r, &r->call->in[step->in[k.n_in - 1]], k.cls, in[k.n_in - 1], true);
   }
   FusedOp *op = add_op(r, FUSED_KERNEL);
   op->fn = k.fn;

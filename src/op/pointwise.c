@@ -4,6 +4,9 @@
 
 enum { F = OP_FLOAT_OUT | OP_INPLACE };
 
+#define POINTWISE3_ALL(name, sig, flags, linear_, expr, expr_int) \
+  PW_ALL_OP(3, name, sig, flags, "..., ..., ...", linear_, #expr, T, expr, expr_int)
+
 #define MF_TEXT_OF(...) #__VA_ARGS__
 #define MF_TEXT(...) MF_TEXT_OF(__VA_ARGS__)
 
@@ -30,14 +33,23 @@ POINTWISE2_SINGLE_ALL(mul, "mul(Tensor|number a, Tensor|number b) -> Tensor", OP
                       a * b, (int64_t)((uint64_t)a * (uint64_t)b), true, a * b)
 /* a / b as a float; whole numbers give float32. */
 POINTWISE2_SINGLE(div, "div(Tensor|number a, Tensor|number b) -> Tensor", F, "a", a / b, true, a / b)
+/* The floor of the exact quotient, from the remainder: a / b itself may round up to the next whole
+ * number. */
+#define QUOTIENT (a - fmod(a, b)) / b - (fmod(a, b) != 0 && (fmod(a, b) < 0) != (b < 0))
+#define FLOOR_DIVIDE                                                                       \
+  b == K(0) ? a / b : (QUOTIENT) == K(0) ? a / b * K(0) : nearbyint(QUOTIENT)
+PW_FLOATS(2, floor_divide, T, FLOOR_DIVIDE)
+PW_INTS(2, floor_divide, T, b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a)
+        : a / b - (a % b != 0 && (a < 0) != (b < 0)))
+
 /* The floor of a / b; whole numbers stay whole (division by zero gives 0). */
-POINTWISE2_ALL(floor_divide, "floor_divide(Tensor|number a, Tensor|number b) -> Tensor",
-               OP_INPLACE | OP_NO_GRAD, NULL,
-               floor(a / b), b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a)
-               : a / b - (a % b != 0 && (a < 0) != (b < 0)))
+OP(floor_divide, .signature = "floor_divide(Tensor|number a, Tensor|number b) -> Tensor",
+   .flags = OP_INPLACE | OP_NO_GRAD, .infer = pointwise_infer, .sbp = "..., ...",
+   .cpu = pointwise_cpu, .expression = MF_TEXT(FLOOR_DIVIDE),
+   .pointwise = {floor_divide_f32, floor_divide_f64, floor_divide_i64})
 /* a - b * floor(a / b): the sign is that of b. */
 POINTWISE2_ALL(remainder, "remainder(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, NULL,
-               fmod(a, b) + (fmod(a, b) != 0 && (fmod(a, b) < 0) != (b < 0) ? b : K(0)),
+               fmod(a, b) != 0 && (fmod(a, b) < 0) != (b < 0) ? fmod(a, b) + b : fmod(a, b),
                b == 0 || b == -1 ? 0 : a % b + (a % b != 0 && (a % b < 0) != (b < 0) ? b : 0))
 /* The remainder of the division rounded toward zero: the sign is that of a. */
 POINTWISE2_ALL(fmod, "fmod(Tensor|number a, Tensor|number b) -> Tensor", OP_INPLACE, NULL,
@@ -49,9 +61,24 @@ static inline int64_t int_pow(int64_t base, int64_t e) {
     if (e & 1) r *= b;
   return (int64_t)r;
 }
+PW_FLOATS(1, square, T, x * x)
+PW_INTS(1, square, T, (int64_t)((uint64_t)x * (uint64_t)x))
+
+/* Arithmetic with numbers, which these ops stand for, makes whole numbers of bool. */
+static void whole_of_bool(Infer *I) {
+  if (I->last->dtype == BOOL) I->last->dtype = I64;
+}
+
+static int square_infer(Infer *I) {
+  int rc = pointwise_infer(I);
+  if (!rc) whole_of_bool(I);
+  return rc;
+}
+
 /* x squared. */
-POINTWISE1_ALL(square, "square(Tensor x) -> Tensor", OP_INPLACE, x * x,
-               (int64_t)((uint64_t)x * (uint64_t)x))
+OP(square, .signature = "square(Tensor x) -> Tensor", .flags = OP_INPLACE, .infer = square_infer,
+   .sbp = "...", .cpu = pointwise_cpu, .expression = "x * x",
+   .pointwise = {square_f32, square_f64, square_i64})
 PW_FLOATS(2, pow, T, pow(a, b))
 PW_INTS(2, pow, T, int_pow(a, b))
 PW_1(pow, f32_cube, float, T, x * x * x)
@@ -69,6 +96,8 @@ static void pow_choose(const OpCall *c, PointwiseKernel *k) {
     {0.5, {pow_f32_root, pow_f64_root}},
     {-1, {pow_f32_inverse, pow_f64_inverse}},
   };
+  /* uint8 to the number -1 is not uint8 to the 255 */
+  if (c->in[1].number && k->cls == PW_I64) k->whole = I64;
   if (c->in[1].ndim || dtype_kind((DType)c->in[1].dtype) == KIND_BOOL) return;
   double exponent = dtype_get_f64((DType)c->in[1].dtype, c->in[1].data);
   for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
@@ -107,9 +136,10 @@ POINTWISE2_LINEAR(lerp, "lerp(Tensor a, Tensor b, float weight) -> Tensor", F, "
                   o->weight < 0.5 ? a + K(o->weight) * (b - a)
                                   : b - (b - a) * (K(1) - K(o->weight)))
 /* x + value * a * b. */
-POINTWISE3_LINEAR(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor",
-                  OP_INPLACE, "x+a|x+b",
-                  x + K(o->value) * a * b)
+POINTWISE3_ALL(addcmul, "addcmul(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor",
+               OP_INPLACE, "x+a|x+b",
+               x + K(o->value) * a * b, (int64_t)((uint64_t)x + (uint64_t)(int64_t)o->value
+               * (uint64_t)a * (uint64_t)b))
 /* x + value * a / b. */
 POINTWISE3_LINEAR(addcdiv, "addcdiv(Tensor x, Tensor a, Tensor b, *, float value=1) -> Tensor",
                   OP_INPLACE, "x+a",
@@ -330,14 +360,26 @@ static bool is_whole(double v) {
   return v == floor(v) && v >= -0x1p63 && v < 0x1p63;
 }
 
+/* Whether results, which are bounds, can be numbers of dtype t. */
+static int clamp_reach(Infer *I, const struct clamp_args *a, DType t) {
+  double span = ldexp(1, 8 * (int)dtype_size(t)), low = t == U8 ? 0 : -span / 2;
+  if (a->has_min && a->min > low + span - 1)
+    return infer_error(I, "min is %g, which %s cannot hold", a->min, dtype_name(t));
+  if (a->has_max && a->max < low)
+    return infer_error(I, "max is %g, which %s cannot hold", a->max, dtype_name(t));
+  return 0;
+}
+
 static int clamp_infer(Infer *I) {
   const struct clamp_args *a = I->args;
   if (!a->has_min && !a->has_max)
     return infer_error(I, "neither min nor max is given; one of them must be");
   int rc = pointwise_infer(I);
   bool whole = (!a->has_min || is_whole(a->min)) && (!a->has_max || is_whole(a->max));
-  if (!rc && !whole && !dtype_is_float((DType)I->last->dtype)) I->last->dtype = F32;
-  return rc;
+  if (rc || dtype_is_float((DType)I->last->dtype)) return rc;
+  if (!whole) I->last->dtype = F32;
+  else whole_of_bool(I);
+  return whole ? clamp_reach(I, a, (DType)I->last->dtype) : 0;
 }
 
 /* x between min and max, either of which may be absent. */

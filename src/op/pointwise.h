@@ -136,14 +136,15 @@ static inline double vec_normcdf_f64(double x) {
 #define PW_INTS(inputs, name, OT, expr) PW_##inputs(name, i64, int64_t, OT, expr)
 
 /* The launch of every pointwise record. */
-static int pointwise_cpu(const OpCall *c) __attribute__((unused));
-static int pointwise_cpu(const OpCall *c) {
+__attribute__((unused)) static int pointwise_cpu(const OpCall *c) {
   PointwiseKernel k;
+  View in[WALK_OPERANDS];
   pointwise_kernel(c, &k);
   if (!k.fn)
     return err_set(MF_EINVAL, "%s: no kernel for %s", c->op->name,
                    dtype_name((DType)c->out[0].dtype));
-  return pw_run(k.fn, k.cls, k.bool_out, c->args, k.n_in, c->in, &c->out[0]);
+  for (int i = 0; i < k.n_in; i++) in[i] = block_input(&k, &c->in[i]);
+  return pw_run(k.fn, k.cls, k.bool_out, c->args, k.n_in, in, &c->out[0]);
 }
 
 #define PW_RECORD_CHOOSE(name, sig, flag, rule, lin, text, choice, ...)                           \

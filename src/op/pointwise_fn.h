@@ -16,6 +16,7 @@ typedef struct PointwiseKernel {
   PointwiseFn *fn;
   PointwiseClass cls;
   bool bool_out;
+  int whole;           /* of PW_I64: the dtype of the op, in which 0-d inputs take part */
   int n_in;            /* inputs that it reads, the first ones */
   PointwiseFn *single; /* the same where the last input is one element; NULL: there is none */
 } PointwiseKernel;

@@ -236,13 +236,13 @@ __attribute__((unused)) static int pw_run(PointwiseFn *fn, PointwiseClass cls, b
 }
 
 /* The kernel of one call; fn is NULL where there is none. */
-static void pointwise_kernel(const OpCall *c, PointwiseKernel *k) __attribute__((unused));
-static void pointwise_kernel(const OpCall *c, PointwiseKernel *k) {
+__attribute__((unused)) static void pointwise_kernel(const OpCall *c, PointwiseKernel *k) {
   const OpSpec *spec = c->op->spec[OP_ISA];
   k->bool_out = spec->flags & OP_BOOL_OUT;
   k->n_in = c->n_in;
   k->single = NULL;
   k->cls = block_class(k->bool_out ? op_promote_views(c->n_in, c->in) : (DType)c->out[0].dtype);
+  if (k->cls == PW_I64) k->whole = op_promote_views(c->n_in, c->in);
   k->fn = spec->pointwise[k->cls];
   if (spec->choose) spec->choose(c, k);
 }
