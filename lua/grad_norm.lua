@@ -73,10 +73,9 @@ grad.rms_norm = {
     return gx, need.weight and gw or nil
   end,
 }
-local epsilon = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 grad.rms_norm_backward = {
   ['g,x,weight'] = function(v, _, _, o)
-    local eps = o.eps or epsilon[tostring(o.x.dtype)]
+    local eps = o.eps or (o.x.dtype == mf.float64 and 2 ^ -52 or 2 ^ -23)
     return second(v.x, o.params and v.weight, nil, o.g, o.x, o.weight, mean_last(#o.normalized_shape), eps, false)
   end,
 }

@@ -166,17 +166,22 @@ function mf.kl_div(x, target, o)
   local loss
   if o.log_target then loss = reduce(target:exp() * (target - x), reduction)
   else loss = mf._kl_loss(x, target, { reduction = reduction }) end
-  return batch and loss / math.max(x:size(0), 1) or loss
+  return batch and x.ndim > 0 and loss / x:size(0) or loss
 end
 
--- The cosine of the angle between a and b, broadcast, along a dim.
+-- The cosine of the angle between a and b, which are broadcast, along a dim. Norms count as eps at
+-- least, with the gradient that they have as they are.
 function mf.cosine_similarity(a, b, o)
   o = options('cosine_similarity', o, { dim = 1, eps = 1e-8 })
   check_tensor('cosine_similarity', 'a', a)
   check_tensor('cosine_similarity', 'b', b)
   local dtype = a.dtype == b.dtype and a.dtype or (a:new_zeros(0) + b:new_zeros(0)).dtype
-  local function unit(x) return x / x:norm({ dim = o.dim, keepdim = true }):clamp { min = o.eps } end
   a, b = unpack(mf.broadcast_tensors(a:to(dtype), b:to(dtype)))
+  local function unit(x)
+    local norm = x:norm { dim = o.dim, keepdim = true }
+    local below = (o.eps - norm:detach()):clamp { min = 0 }
+    return x / (norm + below)
+  end
   return (unit(a) * unit(b)):sum(o.dim)
 end
 

@@ -317,9 +317,9 @@ OP(layer_norm_backward,
    .flags = OP_HIDDEN, .sbp_rule = layer_norm_backward_sbp, .infer = layer_norm_backward_infer,
    .cpu = layer_norm_backward_cpu, .scratch = layer_norm_backward_scratch)
 
-/* Without eps that of the dtype counts, as PyTorch has it. */
+/* Without eps that of the dtype that is computed in counts, as PyTorch has it. */
 static double rms_eps(bool given, double eps, DType t) {
-  return given ? eps : t == F64 ? 0x1p-52 : t == F16 ? 0x1p-10 : t == BF16 ? 0x1p-7 : 0x1p-23;
+  return given ? eps : t == F64 ? 0x1p-52 : 0x1p-23;
 }
 
 static int rms_norm_infer(Infer *I) {
@@ -354,8 +354,8 @@ static int rms_norm_sbp(SbpAsk *q) {
   return rows_sbp(q, q->in[0]->ndim - (int)a->normalized_shape.n, 1);
 }
 
-/* x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang and Sennrich, 2019); eps is the
- * dtype's when not given. */
+/* x / sqrt(mean(x^2) + eps) * weight over the last dims (Zhang and Sennrich, 2019); without eps
+ * it is that of float64, or float32 for all others. */
 OP(rms_norm,
    .signature =
        "rms_norm(Tensor x, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",

@@ -15,9 +15,15 @@ static void pad_of(const IntList *pad, int ndim, int d, int64_t *before, int64_t
   *after = k + 1 < pad->n ? pad->v[k + 1] : 0;
 }
 
+static int64_t crop_of(int64_t pad) {
+  return pad < 0 ? -pad : 0;
+}
+
 static const char *pad_limit(int64_t mode, int64_t n, int64_t before, int64_t after) {
+  int64_t kept = n - crop_of(before) - crop_of(after);
   if (mode == PAD_REFLECT && (before >= n || after >= n)) return "reflect needs less than the size";
-  if (mode == PAD_CIRCULAR && (before > n || after > n)) return "circular needs at most the size";
+  if (mode == PAD_CIRCULAR && kept >= 0 && (before > kept || after > kept))
+    return "circular needs at most the size that is left";
   if (mode == PAD_REPLICATE && n == 0) return "replicate needs an element";
   return NULL;
 }
@@ -40,9 +46,8 @@ static int pad_shape(Infer *I, const IntList *pad, int64_t mode, int ndim, const
     if (limit)
       return infer_error(I, "pad (%lld, %lld) is too much for dim %d of size %lld; %s",
                          (long long)before, (long long)after, d, (long long)x[d], limit);
-    if (mode != PAD_CONSTANT && (before < 0 || after < 0))
-      return infer_error(I, "only mode 'constant' can crop by a negative pad");
-    if (shape[d] < 0 || (before < 0 && -before > x[d]) || (after < 0 && -after > x[d]))
+    bool whole = mode == PAD_REFLECT || mode == PAD_REPLICATE; /* read x beyond what is cropped */
+    if (shape[d] < 0 || (!whole && crop_of(before) + crop_of(after) > x[d]))
       return infer_error(I, "pad (%lld, %lld) leaves less than nothing of dim %d of size %lld",
                          (long long)before, (long long)after, d, (long long)x[d]);
   }
@@ -92,7 +97,7 @@ static void pad_constant(const struct pad_args *a, const View *x, const View *y)
        d++) { /* what is outside in dim d, of what is inside in the dims before */
     int64_t before, after, n = y->shape[d];
     pad_of(&a->pad, y->ndim, d, &before, &after);
-    int64_t crop_before = before < 0 ? -before : 0, crop_after = after < 0 ? -after : 0;
+    int64_t crop_before = crop_of(before), crop_after = crop_of(after);
     if (before < 0) before = 0;
     if (after < 0) after = 0;
     for (int side = 0; side < 2; side++) {
@@ -108,10 +113,16 @@ static void pad_constant(const struct pad_args *a, const View *x, const View *y)
 
 /* -- Other modes ------------------------------------------------------------------------------- */
 
-static int64_t pad_source(int64_t mode, int64_t i, int64_t n) {
+/* Which of n entries stands at place i of the padded side. Circular padding goes round what is left
+ * after cropping; the other modes look at x as it is. */
+static int64_t pad_source(int64_t mode, int64_t i, int64_t n, int64_t before, int64_t after) {
+  i -= before;
+  if (mode == PAD_CIRCULAR) {
+    int64_t first = crop_of(before), end = n - crop_of(after);
+    return i < first ? i + end - first : i >= end ? i - end + first : i;
+  }
   if (i >= 0 && i < n) return i;
   if (mode == PAD_REPLICATE) return i < 0 ? 0 : n - 1;
-  if (mode == PAD_CIRCULAR) return i < 0 ? i + n : i - n;
   return i < 0 ? -i : 2 * (n - 1) - i;
 }
 
@@ -184,7 +195,7 @@ static void pad_by_tables(const IntList *pad, int64_t mode, const View *wide, co
     pad_of(pad, ndim, d, &before, &after);
     j.table[d] = table;
     for (int64_t i = 0; i < wide->shape[d]; i++)
-      *table++ = pad_source(mode, i - before, narrow->shape[d]) * narrow->stride[d];
+      *table++ = pad_source(mode, i, narrow->shape[d], before, after) * narrow->stride[d];
   }
   j.outer = first < ndim ? first : ndim - 1;
   int64_t numel = view_numel(wide);
@@ -219,7 +230,7 @@ static int pad_sbp(SbpAsk *q) {
 
 /* x with entries added at the ends of its last dims: pad lists (before, after) from the last dim
  * on. They hold value, or x reflected at the edge, or the edge repeated, or x from the other end. A
- * negative pad crops. */
+ * negative pad crops: before circular padding, and what the others give after it. */
 OP(pad,
    .signature =
        "pad(Tensor x, int[] pad, *, str(constant|reflect|replicate|circular) mode=constant, float "
