@@ -75,10 +75,12 @@ end
 -- A class of optimisers: optim[name](params, options) makes one. `spec` has
 --   defaults                                      the options of a group
 --   states(group)                                 names of the tensors kept for each parameter
---   update(group, step, params, grads, state)     runs the op on lists; state(name) is such a list
+--   update(group, step, params, grads, state, born)  runs the op on lists; state(name) is such a list
 -- and may have
 --   initial(group, p)                             the first value of a state, else zeros
 --   rows(group, step, p, ids, values, states)     the update by one row-sparse gradient
+-- `born`, which update has as well and rows finds in states, is the step that made the newest of the states: an
+-- option that is switched on late brings its state with it.
 --   check(self, group)                            raises for options that do not go together
 local function class(name, spec)
   local methods = spec
@@ -121,18 +123,18 @@ end
 
 -- -- A step ---------------------------------------------------------------------------------------
 
--- The state of a parameter, made at its first step.
+-- The state of a parameter, made at its first step; what an option needs that is on since, now.
 local function state_of(self, group, p)
-  local s = self.state[p]
-  if not s then
-    s = { step = 0 }
-    for _, name in ipairs(self.states(group)) do
+  local s = self.state[p] or { step = 0, born = 1 }
+  for _, name in ipairs(self.states(group)) do
+    if not s[name] then
       s[name] = mf._keep(mf._untraced(function()
         return self.initial and self.initial(group, p) or mf.zeros_like(p)
       end))
+      s.born = s.step + 1
     end
-    self.state[p] = s
   end
+  self.state[p] = s
   if not mf._tracing() then s.step = s.step + 1 end
   return s
 end
@@ -181,10 +183,10 @@ local function traced_step(states)
   end)
 end
 
--- Whether this is the first step; of a compiled one, before each call.
-local function is_first(step)
-  if type(step) == 'number' then return step == 1 end
-  return mf.scalar(function() return step.value == 1 end)
+-- Whether this step is the one that made the states; of a compiled one, before each call.
+local function is_first(step, born)
+  if type(step) == 'number' then return step == born end
+  return mf.scalar(function() return step.value == born end)
 end
 
 -- Whether no element lies between those of p.
@@ -228,8 +230,8 @@ local function collect(self, group, grads)
         local step = mf._tracing() and traced_step { s } or s.step
         mf.scope(self.rows, group, step, p, g.ids, g.values, s)
       else
-        if not last or last.step ~= s.step or last.dtype ~= p.dtype then
-          last = { step = s.step, dtype = p.dtype, params = {}, grads = {}, states = {}, copies = {} }
+        if not last or last.step ~= s.step or last.born ~= s.born or last.dtype ~= p.dtype then
+          last = { step = s.step, born = s.born, dtype = p.dtype, params = {}, grads = {}, states = {}, copies = {} }
           runs[#runs + 1] = last
         end
         add_to(last, p, g, s)
@@ -247,7 +249,7 @@ local function update_group(grads, self, group)
       local list = {}
       for i, s in ipairs(run.states) do list[i] = s[name] end
       return list
-    end)
+    end, run.born)
     for _, copy in ipairs(run.copies) do copy[1]:copy_(copy[2]) end
   end
 end
@@ -288,7 +290,9 @@ function Optimizer:state_dict()
       local s = self.state[p]
       if s then
         dict.state[n] = {}
-        for name, value in pairs(s) do dict.state[n][name] = value end
+        for name, value in pairs(s) do
+          if name ~= 'born' then dict.state[n][name] = value end
+        end
         dict.state[n].step = mf.tensor(s.step, { dtype = mf.int64 })
       end
       n = n + 1
@@ -298,26 +302,33 @@ function Optimizer:state_dict()
   return dict
 end
 
+-- Options that bring a state with them, on and off.
+local all_on, all_off = { momentum = 1, centered = true, amsgrad = true }, { momentum = 0 }
+
 -- The state of parameter n: nested as state_dict has it, or from flat names '0.step' as mf.load
 -- gives them.
-local function saved_state(self, state, n, group)
+local function saved_state(self, state, n)
   if state[n] then return state[n] end
   if not state[n .. '.step'] then return nil end
   local s = { step = state[n .. '.step'] }
-  for _, name in ipairs(self.states(group)) do s[name] = state[n .. '.' .. name] end
+  for _, name in ipairs(self.states(all_on)) do s[name] = state[n .. '.' .. name] end
   return s
 end
 
-local function load_state(self, group, p, s, n)
-  local copy = { step = mf.is_tensor(s.step) and s.step:item() or s.step }
-  for _, name in ipairs(self.states(group)) do
+-- States of options may be missing: they are made at the next step.
+local function load_state(self, p, s, n)
+  local copy, required = { step = mf.is_tensor(s.step) and s.step:item() or s.step, born = 1 }, {}
+  for _, name in ipairs(self.states(all_off)) do required[name] = true end
+  for _, name in ipairs(self.states(all_on)) do
     local t = s[name]
+    if t == nil and not required[name] then goto continue end
     if not mf.is_tensor(t) or t.shape ~= p.shape then
       local have = mf.is_tensor(t) and 'shape ' .. tostring(t.shape) or describe(t)
       fail('%s: %s of parameter %d must be a tensor of shape %s, is %s', self._name, name, n,
         tostring(p.shape), have)
     end
     copy[name] = mf._keep(mf.empty_like(p):copy_(t))
+    ::continue::
   end
   return copy
 end
@@ -349,8 +360,8 @@ function Optimizer:load_state_dict(dict)
     local loaded, n = {}, 0
     for _, group in ipairs(self.param_groups) do
       for _, p in ipairs(group.params) do
-        local s = saved_state(self, dict.state, n, group)
-        if s then loaded[p] = load_state(self, group, p, s, n) end
+        local s = saved_state(self, dict.state, n)
+        if s then loaded[p] = load_state(self, p, s, n) end
         n = n + 1
       end
     end
@@ -378,10 +389,10 @@ options.methods(Optimizer, 'opt')
 
 -- -- The optimisers -------------------------------------------------------------------------------
 
--- The first step takes the gradient undampened.
-local function rows_dampening(g, step)
-  if type(step) == 'number' then return step == 1 and 0 or g.dampening end
-  return mf.scalar(function() return step.value == 1 and 0 or g.dampening.value end)
+-- The step that makes the buffer takes the gradient undampened.
+local function rows_dampening(g, step, born)
+  if type(step) == 'number' then return step == born and 0 or g.dampening end
+  return mf.scalar(function() return step.value == born and 0 or g.dampening.value end)
 end
 
 -- Stochastic gradient descent, with momentum, also Nesterov's.
@@ -394,15 +405,15 @@ class('SGD', {
     end
   end,
   states = function(g) return g.momentum ~= 0 and { 'momentum_buffer' } or {} end,
-  update = function(g, step, params, grads, state)
+  update = function(g, step, params, grads, state, born)
     local buffers = g.momentum ~= 0 and state 'momentum_buffer' or {}
     mf._sgd_(params, grads, buffers, { lr = g.lr, momentum = g.momentum, dampening = g.dampening,
       weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize,
-      first = is_first(step) })
+      first = is_first(step, born) })
   end,
   rows = function(g, step, p, ids, values, s)
-    mf._sgd_rows_(p, ids, values, s.momentum_buffer, { lr = g.lr, momentum = g.momentum,
-      dampening = rows_dampening(g, step), weight_decay = g.weight_decay,
+    mf._sgd_rows_(p, ids, values, g.momentum ~= 0 and s.momentum_buffer or nil, { lr = g.lr, momentum = g.momentum,
+      dampening = rows_dampening(g, step, s.born), weight_decay = g.weight_decay,
       nesterov = g.nesterov, maximize = g.maximize })
   end,
 })

@@ -63,6 +63,98 @@ describe('optim', function()
     assert.same(a:tolist(), b:tolist())
   end)
 
+  -- PyTorch's results; of Adam and RMSprop with the missing states as zeros.
+  local late = {
+    { 'SGD', { momentum = 0.9, dampening = 0.5 }, -0.057999998 },
+    { 'RMSprop', { momentum = 0.9, centered = true }, -3.4582469 },
+    { 'Adam', { amsgrad = true }, 0.63636529 },
+  }
+  for _, case in ipairs(late) do
+    local name, options, want = unpack(case)
+    local function run(o, p, from, to, compiled)
+      local function step(g)
+        o:zero_grad();
+        (p * g):sum():backward()
+        o:step()
+      end
+      if compiled then step = mf.compile(step) end
+      for k = from, to do step(mf.tensor { k == 2 and 3 or 1 }) end
+    end
+    local function switch(o)
+      for key, value in pairs(options) do o.param_groups[1][key] = value end
+    end
+    local function first_step()
+      local p = param(1)
+      local o = optim[name]({ p }, { lr = 0.1 })
+      run(o, p, 1, 1)
+      switch(o)
+      return o, p
+    end
+
+    it('takes up an option that is switched on late: ' .. name, function()
+      local o, p = first_step()
+      run(o, p, 2, 4)
+      assert.near(want, p:item(), 1e-6)
+    end)
+
+    it('takes it up in a compiled step, and from a saved state: ' .. name, function()
+      local o, p = first_step()
+      local first, q = first_step()
+      local loaded = optim[name]({ q }, { lr = 0.1 })
+      loaded:load_state_dict(first:state_dict())
+      run(o, p, 2, 4, true)
+      assert.near(want, p:item(), 1e-6)
+      run(loaded, q, 2, 4)
+      assert.near(want, q:item(), 1e-6)
+    end)
+  end
+
+  it('lets the momentum rest and goes on with it', function()
+    local p = param(1)
+    local o = optim.SGD({ p }, { lr = 0.1, momentum = 0.9 })
+    for _, momentum in ipairs { 0.9, 0, 0.9 } do -- buffer 1, 1, then 0.9 * 1 + 1
+      o.param_groups[1].momentum = momentum
+      p.grad = mf.tensor { 1 }
+      local again = optim.SGD({ p }, { lr = 0.1 })
+      again:load_state_dict(o:state_dict())
+      o = again
+      o:step()
+    end
+    assert.near(1 - 0.1 * (1 + 1 + 1.9), p:item(), 1e-6)
+  end)
+
+  it('takes it up in a step that was compiled before', function()
+    local p = param(1)
+    local o = optim.SGD({ p }, { lr = 0.1 })
+    local step = mf.compile(function(g)
+      o:zero_grad();
+      (p * g):sum():backward()
+      o:step()
+    end)
+    for k = 1, 3 do
+      if k == 2 then o.param_groups[1].momentum = 0.9 end
+      step(mf.tensor { 1 })
+    end
+    assert.near(0.61, p:item(), 1e-6)
+    o.param_groups[1].momentum = 0
+    step(mf.tensor { 1 })
+    assert.near(0.51, p:item(), 1e-6)
+  end)
+
+  it('updates rows by a momentum that is switched on late', function()
+    local p = mf.ones(2, 1):requires_grad_()
+    local o = optim.SGD({ p }, { lr = 0.1 })
+    for k = 1, 3 do
+      if k == 2 then o.param_groups[1].momentum, o.param_groups[1].dampening = 0.9, 0.5 end
+      o:zero_grad()
+      mf.nn.functional.embedding(mf.tensor({ 1 }, { dtype = mf.int64 }), p, { sparse = true }):sum():backward()
+      o:step()
+    end
+    local want = 1 - 0.1 * (1 + 1 + 0.9 + 0.5)
+    assert.equal(1, p[0]:item())
+    assert.near(want, p[1]:item(), 1e-6)
+  end)
+
   it('zero_grad drops gradients, or keeps them as zeros', function()
     local a = param(1, 2)
     local o = optim.SGD({ a })
