@@ -58,11 +58,22 @@ local function class(name, names, init, rate)
   })
 end
 
+-- The rate of group i in this epoch. A scheduler with a function `chain` starts from the rate in force
+-- when that is another than its own of the epoch before, because the caller or a further scheduler has
+-- set it: chain(self, lr, base, epoch, i).
+local function next_rate(self, epoch, i, lr)
+  local base = self.base_lrs[i]
+  if self.chain and lr ~= (epoch > 0 and self:rate(base, epoch - 1, i) or base) then
+    return self:chain(lr, base, epoch, i)
+  end
+  return self:rate(base, epoch, i)
+end
+
 -- Sets the learning rates of the next epoch, or of the one given.
 function Scheduler:step(epoch)
   self.last_epoch = epoch or self.last_epoch + 1
   for i, group in ipairs(self.optimizer.param_groups) do
-    group.lr = self:rate(self.base_lrs[i], self.last_epoch, i)
+    group.lr = epoch and self:rate(self.base_lrs[i], epoch, i) or next_rate(self, self.last_epoch, i, group.lr)
   end
 end
 
@@ -73,9 +84,9 @@ function Scheduler:get_last_lr()
   return list
 end
 
--- Everything but the optimiser and functions.
+-- Everything but the optimiser and functions; and the learning rates in force.
 function Scheduler:state_dict()
-  local dict = {}
+  local dict = { last_lr = self:get_last_lr() }
   for key, value in pairs(self) do
     if key ~= 'optimizer' and key ~= 'schedulers' and type(value) ~= 'function' then
       dict[key] = value
@@ -90,8 +101,9 @@ end
 
 function Scheduler:load_state_dict(dict)
   for key, value in pairs(dict) do
-    if key ~= 'schedulers' then self[key] = value end
+    if key ~= 'schedulers' and key ~= 'last_lr' then self[key] = value end
   end
+  for i, lr in ipairs(dict.last_lr or {}) do self.optimizer.param_groups[i].lr = lr end
   for i, saved in ipairs(dict.schedulers or {}) do self.schedulers[i]:load_state_dict(saved) end
 end
 
@@ -174,6 +186,25 @@ end, function(self, base, epoch)
   end
   return cosine(base, self.eta_min, at / length)
 end)
+
+-- By the factor of this epoch to the one before.
+local function chain_factor(self, lr, _, epoch, i)
+  local before = epoch > 0 and self:rate(1, epoch - 1, i) or 1
+  return before ~= 0 and lr * self:rate(1, epoch, i) / before or lr
+end
+for _, name in ipairs { 'StepLR', 'MultiStepLR', 'ExponentialLR', 'ConstantLR', 'LinearLR', 'PolynomialLR' } do
+  sched[name].chain = chain_factor
+end
+
+-- The distance to eta_min by the factor of this epoch; up from the bottom by the step itself.
+function sched.CosineAnnealingLR:chain(lr, base, epoch)
+  if epoch == 0 then return lr end
+  if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0 then
+    return lr + (base - self.eta_min) * (1 - math.cos(math.pi / self.T_max)) / 2
+  end
+  local function height(e) return 1 + math.cos(math.pi * e / self.T_max) end
+  return self.eta_min + (lr - self.eta_min) * height(epoch) / height(epoch - 1)
+end
 
 -- The first rate times f(epoch); a table of functions has one for each group.
 class('LambdaLR', { 'lr_lambda' }, function(self, lr_lambda, ...)
@@ -280,6 +311,15 @@ end, function(self, base, epoch, i)
   return base * (self.start_factor + (1 - self.start_factor) * at)
 end)
 
+-- Which of the schedulers of a SequentialLR it is, and its first epoch.
+local function in_force(self, epoch)
+  local k, from = 1, 0
+  for m, milestone in ipairs(self.milestones) do
+    if epoch >= milestone then k, from = m + 1, milestone end
+  end
+  return self.schedulers[k], from
+end
+
 -- Each scheduler from its milestone on, the first from the start.
 class('SequentialLR', { 'schedulers' }, function(self, schedulers, ...)
   self.schedulers = check_schedulers('SequentialLR', schedulers)
@@ -289,12 +329,16 @@ class('SequentialLR', { 'schedulers' }, function(self, schedulers, ...)
       #schedulers - 1, #self.milestones)
   end
 end, function(self, _, epoch, i)
-  local k, from = 1, 0
-  for m, milestone in ipairs(self.milestones) do
-    if epoch >= milestone then k, from = m + 1, milestone end
-  end
-  return rate_of(self.schedulers[k], epoch - from, i)
+  local s, from = in_force(self, epoch)
+  return rate_of(s, epoch - from, i)
 end)
+
+function sched.SequentialLR:chain(lr, _, epoch, i)
+  local s, from = in_force(self, epoch)
+  if epoch == from or not s.chain then return rate_of(s, epoch - from, i) end
+  s.last_epoch = epoch - from
+  return s:chain(lr, s.base_lrs[i], epoch - from, i)
+end
 
 -- All at once: their factors on the first rate are multiplied.
 class('ChainedScheduler', { 'schedulers' }, function(self, schedulers, ...)
@@ -307,6 +351,32 @@ end, function(self, base, epoch, i)
   end
   return lr
 end)
+
+-- Each starts from the rate that the one before it leaves; when this is made, all have done so.
+function sched.ChainedScheduler:step(epoch)
+  if epoch then return Scheduler.step(self, epoch) end
+  self.last_epoch = self.last_epoch + 1
+  if self.last_epoch == 0 then return end
+  for _, s in ipairs(self.schedulers) do s:step() end
+end
+
+-- As PyTorch has it, (schedulers, optimizer) and (schedulers); also (optimizer, schedulers).
+local chained = getmetatable(sched.ChainedScheduler)
+local chain = chained.__call
+function chained.__call(methods, first, second, ...)
+  if type(first) == 'table' and not first.param_groups then
+    local optimizer = check_schedulers('ChainedScheduler', first)[1].optimizer
+    if type(second) == 'table' and not second.param_groups then second = second.optimizer end
+    first, second = second or optimizer, first
+  end
+  local self = chain(methods, first, second, ...)
+  for k, s in ipairs(self.schedulers) do
+    if s.optimizer ~= self.optimizer then
+      fail('ChainedScheduler: scheduler %d is of another optimiser', k)
+    end
+  end
+  return self
+end
 
 -- -- ReduceLROnPlateau ----------------------------------------------------------------------------
 

@@ -71,6 +71,117 @@ describe('lr_scheduler', function()
     end)
   end
 
+  -- Chains, and rates that the caller sets in between, as PyTorch has them: made by its schedulers.
+  local function run(s, o, n, set)
+    local list = {}
+    for k = 0, n - 1 do
+      list[k + 1] = o.param_groups[1].lr
+      if set and set[k] then o.param_groups[1].lr = set[k] end
+      for _, one in ipairs(s.optimizer and { s } or s) do one:step() end
+    end
+    return list
+  end
+  local function same(want, have)
+    for k, lr in ipairs(want) do near(lr, have[k], 'epoch ' .. k - 1) end
+  end
+  local make = {
+    CosineAnnealingLR = function(o) return sched.CosineAnnealingLR(o, 5, { eta_min = 0.01 }) end,
+    ExponentialLR = function(o) return sched.ExponentialLR(o, 0.9) end,
+    StepLR = function(o) return sched.StepLR(o, 3, { gamma = 0.5 }) end,
+    MultiStepLR = function(o) return sched.MultiStepLR(o, { 2, 5 }, { gamma = 0.1 }) end,
+    ConstantLR = function(o) return sched.ConstantLR(o, { factor = 0.25, total_iters = 4 }) end,
+    LinearLR = function(o) return sched.LinearLR(o, { start_factor = 0.1, end_factor = 0.8, total_iters = 6 }) end,
+    PolynomialLR = function(o) return sched.PolynomialLR(o, { total_iters = 8, power = 2 }) end,
+    LambdaLR = function(o) return sched.LambdaLR(o, function(e) return 1 / (1 + e) end) end,
+    SequentialLR = function(o)
+      return sched.SequentialLR(o, { sched.LinearLR(o, { start_factor = 0.1, total_iters = 3 }),
+        sched.ExponentialLR(o, 0.8) }, { milestones = { 4 } })
+    end,
+  }
+  local chains = {
+    { 'CosineAnnealingLR', 'ExponentialLR',
+      { 0.5, 0.4078882473, 0.2681231764, 0.1316285496, 0.03925557388, 0.009, 0.05021175274, 0.1399387393,
+        0.2305435329, 0.2833052998, 0.2809430172, 0.2295632352 } },
+    { 'ExponentialLR', 'CosineAnnealingLR',
+      { 0.5, 0.4079837388, 0.2684617581, 0.1322615381, 0.04013663903, 0.01, 0.05579083638, 0.1554874882,
+        0.256159481, 0.3147836664, 0.312158908, 0.2550702613 } },
+    { 'LinearLR', 'StepLR',
+      { 0.05, 0.1083333333, 0.1666666667, 0.1125, 0.1416666667, 0.1708333333, 0.1, 0.1, 0.1, 0.05, 0.05,
+        0.05 } },
+    { 'PolynomialLR', 'MultiStepLR',
+      { 0.5, 0.3828125, 0.028125, 0.01953125, 0.0125, 0.000703125, 0.0003125, 7.8125e-05, 0, 0, 0, 0 } },
+    { 'ConstantLR', 'CosineAnnealingLR',
+      { 0.125, 0.1140184772, 0.08526847718, 0.04973152282, 0.06221788736, 0.01, 0.05679083638, 0.1792908364,
+        0.3307091636, 0.4532091636, 0.5, 0.4532091636 } },
+    { 'LambdaLR', 'ExponentialLR',
+      { 0.5, 0.225, 0.15, 0.1125, 0.09, 0.075, 0.06428571429, 0.05625, 0.05, 0.045, 0.04090909091, 0.0375 } },
+    { 'SequentialLR', 'CosineAnnealingLR',
+      { 0.05, 0.1818566145, 0.2330511263, 0.1804632313, 0.1454326691, 0.01, 0.05479083638, 0.1324077467,
+        0.1917251967, 0.2081465041, 0.1830411641, 0.1334047456 } },
+    { 'CosineAnnealingLR', nil,
+      { 0.5, 0.4532091636, 0.3307091636, 0.1792908364, 0.06251470843, 0.01, 0.05679083638, 0.1792908364,
+        1.317154762, 1.816443452, 2.007154762, 1.816443452 } },
+    { 'ExponentialLR', nil,
+      { 0.5, 0.45, 0.405, 0.3645, 0.18, 0.162, 0.1458, 0.13122, 0.63, 0.567, 0.5103, 0.45927 } },
+    { 'StepLR', nil,
+      { 0.5, 0.5, 0.5, 0.25, 0.2, 0.2, 0.1, 0.1, 0.7, 0.35, 0.35, 0.35 } },
+    { 'MultiStepLR', nil,
+      { 0.5, 0.5, 0.05, 0.05, 0.2, 0.02, 0.02, 0.02, 0.7, 0.7, 0.7, 0.7 } },
+    { 'ConstantLR', nil,
+      { 0.125, 0.125, 0.125, 0.125, 0.8, 0.8, 0.8, 0.8, 0.7, 0.7, 0.7, 0.7 } },
+    { 'LinearLR', nil,
+      { 0.05, 0.1083333333, 0.1666666667, 0.225, 0.2518518519, 0.3037037037, 0.3555555556, 0.3555555556, 0.7,
+        0.7, 0.7, 0.7 } },
+    { 'PolynomialLR', nil,
+      { 0.5, 0.3828125, 0.28125, 0.1953125, 0.128, 0.072, 0.032, 0.008, 0, 0, 0, 0 } },
+    { 'LambdaLR', nil,
+      { 0.5, 0.25, 0.1666666667, 0.125, 0.1, 0.08333333333, 0.07142857143, 0.0625, 0.05555555556, 0.05,
+        0.04545454545, 0.04166666667 } },
+    { 'SequentialLR', nil,
+      { 0.05, 0.2, 0.35, 0.5, 0.5, 0.4, 0.32, 0.256, 0.56, 0.448, 0.3584, 0.28672 } },
+  }
+  for _, case in ipairs(chains) do
+    it('goes on from the rate in force: ' .. case[1] .. (case[2] and ' and ' .. case[2] or ''), function()
+      local o = sgd()
+      local s = make[case[1]](o)
+      if not case[2] then return same(case[3], run(s, o, 12, { [3] = 0.2, [7] = 0.7 })) end
+      same(case[3], run(sched.ChainedScheduler { s, make[case[2]](o) }, o, 12))
+      local p = sgd()
+      same(case[3], run({ make[case[1]](p), make[case[2]](p) }, p, 12))
+    end)
+  end
+
+  it('ChainedScheduler takes schedulers alone, before and behind the optimiser', function()
+    local function list(o) return { make.CosineAnnealingLR(o), make.ExponentialLR(o) } end
+    local want = chains[1][3]
+    for _, build in ipairs {
+      function(o) return sched.ChainedScheduler(list(o)) end,
+      function(o) return sched.ChainedScheduler(list(o), o) end,
+      function(o) return sched.ChainedScheduler(list(o), { optimizer = o }) end,
+      function(o) return sched.ChainedScheduler(o, list(o)) end,
+    } do
+      local o = sgd()
+      same(want, run(build(o), o, 12))
+    end
+    local ok, text = pcall(sched.ChainedScheduler, { make.StepLR(sgd()), make.StepLR(sgd()) })
+    assert.is_false(ok)
+    assert.truthy(text:find('scheduler 2 is of another optimiser', 1, true), text)
+    assert.has_error(function() sched.ChainedScheduler {} end)
+  end)
+
+  it('a chain goes on from its state', function()
+    local function chain(o) return sched.ChainedScheduler { make.CosineAnnealingLR(o), make.LinearLR(o) } end
+    local o, p = sgd(), sgd()
+    local s, t = chain(o), chain(p)
+    for _ = 1, 3 do s:step() end
+    t:load_state_dict(s:state_dict())
+    for _ = 1, 4 do
+      near(o.param_groups[1].lr, p.param_groups[1].lr, 'after loading')
+      s:step()
+      t:step()
+    end
+  end)
+
   it('ReduceLROnPlateau lowers the rate when a value stays', function()
     local o = sgd(1)
     local s = sched.ReduceLROnPlateau(o, { factor = 0.5, patience = 1, cooldown = 1, min_lr = 0.1 })
