@@ -302,7 +302,7 @@ local function stack(list, path)
   if kind == 'string' then return list end
   if kind == 'number' then
     local whole = true
-    for _, v in ipairs(list) do whole = whole and v == math.floor(v) end
+    for _, v in ipairs(list) do whole = whole and v == math.floor(v) and math.abs(v) < 2 ^ 63 end
     return mf.tensor(list, { dtype = whole and mf.int64 or mf.float32 })
   end
   if kind ~= 'table' then fail('collate: there is no batch of values like %s, a %s', path, kind) end

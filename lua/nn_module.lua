@@ -160,13 +160,15 @@ function Module:children()
   return list
 end
 
-local function walk(self, prefix, list, seen)
+-- Lists this module and those below; a shared one once, or under `all` at each of its places.
+local function walk(self, prefix, list, seen, all)
   if seen[self] then return list end
   seen[self] = true
   list[#list + 1] = { prefix, self }
   for name, child in self:named_children() do
-    walk(child, prefix == '' and name or prefix .. '.' .. name, list, seen)
+    walk(child, prefix == '' and name or prefix .. '.' .. name, list, seen, all)
   end
+  if all then seen[self] = nil end
   return list
 end
 
@@ -188,10 +190,11 @@ end
 function Module:named_modules() return iterate(walk(self, '', {}, {})) end
 function Module:modules() return values(self:named_modules()) end
 
--- Tensors of all modules for which `wanted(module, key, value)`; each tensor once unless `all`.
+-- Tensors of all modules for which `wanted(module, key, value)`; each tensor once, or under `all` by
+-- each of its names.
 local function tensors(self, wanted, all)
   local list, seen = {}, {}
-  for name, module in self:named_modules() do
+  for name, module in iterate(walk(self, '', {}, {}, all)) do
     for key, value in fields(module) do
       if mf.is_tensor(value) and wanted(module, key, value) and (all or not seen[value]) then
         seen[value] = true

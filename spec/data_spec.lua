@@ -167,6 +167,16 @@ describe('samplers', function()
 end)
 
 describe('default_collate', function()
+  it('makes floats of infinite and other large numbers', function()
+    for _, v in ipairs { math.huge, -math.huge, 0 / 0, 2 ^ 63, 1e30 } do
+      local x, t = data.default_collate { { 1, { a = v } }, { v, { a = 1 } } }
+      assert.equal(mf.float32, x.dtype)
+      assert.equal(mf.float32, t.a.dtype)
+      assert(mf.allclose(x, mf.tensor { 1, v }, { equal_nan = true }))
+    end
+    assert.equal(mf.int64, data.default_collate({ { 2 ^ 53 }, { -2 ^ 62 } }).dtype)
+  end)
+
   it('stacks tensors, numbers and booleans, and goes into tables', function()
     local x, n, f, b, s, t = data.default_collate {
       { mf.ones(2), 1, 0.5, true, 'a', { k = mf.zeros(1), list = { 1, 'x' } } },

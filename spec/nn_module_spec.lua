@@ -68,6 +68,34 @@ describe('nn.Module', function()
     assert.equal(2, #net:buffers())
   end)
 
+  it('saves a shared module under both names, and loads that', function()
+    local Twice = nn.Module:extend 'Twice'
+    function Twice:init()
+      self.a = nn.BatchNorm1d(2)
+      self.b = nn.Sequential(self.a, nn.Linear(2, 2, { bias = false }), self.a)
+      self.c = self.b
+    end
+    local net = Twice()
+    local order, want = getmetatable(net:state_dict()).order, {}
+    for _, module in ipairs { 'a', 'b.0', 'b.1', 'b.2', 'c.0', 'c.1', 'c.2' } do
+      local linear = module:match '1$'
+      for _, key in ipairs(linear and { 'weight' } or { 'weight', 'bias', 'running_mean', 'running_var',
+        'num_batches_tracked' }) do
+        want[#want + 1] = module .. '.' .. key
+      end
+    end
+    assert.same(want, order)
+    assert.equal(3, #net:parameters())
+    assert.equal(3, #net:buffers())
+    local other = Twice()
+    other.a.weight.data:fill_(5)
+    net:load_state_dict(other:state_dict())
+    assert.same({ 5, 5 }, net.c[0].weight:tolist())
+    local part = other:state_dict()
+    part['c.2.weight'] = nil
+    assert.has_error(function() net:load_state_dict(part) end)
+  end)
+
   it('prints as PyTorch does', function()
     assert.equal([[Net(
   (zeta): Linear(in_features=2, out_features=3, bias=True)
