@@ -16,6 +16,7 @@ enum {
   GRAIN = 1 << 14,
   ROWS = 64, /* joined in the elements' own type */
   WIDE = 4,
+  CHUNK = 2048, /* of a plane: lies in the cache from one loop to the next */
   PART = 1 << 17,
   PARTS = 64 /* of rows; as many as the sizes say, whatever the threads */
 };
@@ -25,6 +26,8 @@ typedef struct BatchJob {
   bool rows;
   PointwiseClass cls;
   char *x, *g, *y;       /* of the compute type, in the layout; y is gx in the backward pass */
+  char *residual;        /* is added to y, in the layout; NULL: nothing */
+  bool relu;             /* y is cut at 0 then */
   double *mean, *second; /* C each: M2, or the sum of g (x - mean); parts of them one behind the
                             other for rows */
   double *sum;           /* C each: the sum of g */
@@ -88,6 +91,8 @@ static void bring_home(const BatchJob *j, const View *y) {
 /* Lays out scratch from `base` (NULL: only counts). */
 static size_t prepare(BatchJob *j, const View *x, const View *g, const View *y, char *base) {
   size_t used = 0;
+  j->residual = NULL;
+  j->relu = false;
   j->n = x->shape[0];
   j->channels = x->shape[1];
   j->inner = shape_numel(x->ndim - 2, x->shape + 2);
@@ -146,13 +151,25 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
                           0, mean, m2);                                                            \
     }                                                                                              \
   }                                                                                                \
+  /* What follows the normalisation, on n elements of y, the first at `at`. */                     \
+  static inline void finish_##C(const BatchJob *j, int64_t at, int64_t n) {                        \
+    T *restrict y = (T *)j->y + at;                                                                \
+    const T *restrict r = (const T *)j->residual + at;                                             \
+    if (j->residual)                                                                               \
+      for (int64_t i = 0; i < n; i++) y[i] += r[i];                                                \
+    if (j->relu)                                                                                   \
+      for (int64_t i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i];                                  \
+  }                                                                                                \
   static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */         \
     const BatchJob *j = arg;                                                                       \
     const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;              \
     for (int64_t k = begin; k < end; k++) {                                                        \
       int64_t c = k % j->channels;                                                                 \
-      norm_apply_one_##C(j->inner, (const T *)j->x + k * j->inner, shift[c], a[c], b[c],           \
-                         (T *)j->y + k * j->inner);                                                \
+      for (int64_t i = 0; i < j->inner; i += CHUNK) {                                              \
+        int64_t at = k * j->inner + i, n = j->inner - i < CHUNK ? j->inner - i : CHUNK;            \
+        norm_apply_one_##C(n, (const T *)j->x + at, shift[c], a[c], b[c], (T *)j->y + at);         \
+        finish_##C(j, at, n);                                                                      \
+      }                                                                                            \
     }                                                                                              \
   }                                                                                                \
   static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                               \
@@ -163,6 +180,7 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
       const T *restrict x = (const T *)j->x + r * j->channels;                                     \
       T *restrict y = (T *)j->y + r * j->channels;                                                 \
       for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];            \
+      finish_##C(j, r * j->channels, j->channels);                                                 \
     }                                                                                              \
   }                                                                                                \
   static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
@@ -331,32 +349,36 @@ static size_t batch_norm_scratch(const OpCall *c) {
   return prepare(&j, &c->in[0], NULL, &c->out[0], NULL);
 }
 
-static int batch_norm_cpu(const OpCall *c) {
-  const struct batch_norm_args *a = c->args;
+/* The forward pass, what follows the normalisation included. */
+static int normalise(BatchJob *j, const OpCall *c, bool training, double momentum, double eps) {
   const View *running_mean = &c->in[1], *running_var = &c->in[2], *w = &c->in[3], *b = &c->in[4];
-  BatchJob j;
-  prepare(&j, &c->in[0], NULL, &c->out[0], c->scratch);
-  double count = (double)(j.n * j.inner);
-  if (a->training && count) batch_moments(&j);
-  for (int64_t i = 0; i < j.channels; i++) {
-    double mean = a->training ? (count ? j.mean[i] : 0) : item(running_mean, i),
-           var = a->training ? (count ? j.second[i] / count : 0) : item(running_var, i);
-    double rstd = 1 / sqrt(var + a->eps);
-    if (a->training && !view_absent(running_mean) && count) {
-      set_item(running_mean, i, (1 - a->momentum) * item(running_mean, i) + a->momentum * mean);
-      set_item(
-          running_var, i,
-          (1 - a->momentum) * item(running_var, i) + a->momentum * (j.second[i] / (count - 1)));
+  double count = (double)(j->n * j->inner);
+  if (training && count) batch_moments(j);
+  for (int64_t i = 0; i < j->channels; i++) {
+    double mean = training ? (count ? j->mean[i] : 0) : item(running_mean, i),
+           var = training ? (count ? j->second[i] / count : 0) : item(running_var, i);
+    double rstd = 1 / sqrt(var + eps);
+    if (training && !view_absent(running_mean) && count) {
+      set_item(running_mean, i, (1 - momentum) * item(running_mean, i) + momentum * mean);
+      set_item(running_var, i,
+               (1 - momentum) * item(running_var, i) + momentum * (j->second[i] / (count - 1)));
     }
     set_item(&c->out[1], i, mean);
     set_item(&c->out[2], i, rstd);
-    set_channel(&j, i, mean, rstd * (view_absent(w) ? 1 : item(w, i)),
+    set_channel(j, i, mean, rstd * (view_absent(w) ? 1 : item(w, i)),
                 view_absent(b) ? 0 : item(b, i), 0);
   }
-  if (count == 0 || j.channels == 0) return 0;
-  run_each(&j, plane_apply_f32, plane_apply_f64, row_apply_f32, row_apply_f64);
-  bring_home(&j, &c->out[0]);
+  if (count == 0 || j->channels == 0) return 0;
+  run_each(j, plane_apply_f32, plane_apply_f64, row_apply_f32, row_apply_f64);
+  bring_home(j, &c->out[0]);
   return 0;
+}
+
+static int batch_norm_cpu(const OpCall *c) {
+  const struct batch_norm_args *a = c->args;
+  BatchJob j;
+  prepare(&j, &c->in[0], NULL, &c->out[0], c->scratch);
+  return normalise(&j, c, a->training, a->momentum, a->eps);
 }
 
 /* Channels are independent; with given statistics, so is everything else. */
@@ -380,6 +402,61 @@ OP(batch_norm,
        "Tensor mean, Tensor rstd)",
    .flags = OP_HIDDEN, .sbp_rule = batch_norm_sbp, .infer = batch_norm_infer, .cpu = batch_norm_cpu,
    .scratch = batch_norm_scratch)
+
+/* -- Followed by a sum and a relu -------------------------------------------------------------- */
+
+static size_t act_prepare(BatchJob *j, const OpCall *c) {
+  const struct batch_norm_act_args *a = c->args;
+  size_t used = scratch_aligned(prepare(j, &c->in[0], NULL, &c->out[0], c->scratch));
+  j->residual = view_absent(&c->in[5]) ? NULL : laid(j, &c->in[5], c->scratch, &used, true);
+  j->relu = a->relu;
+  return used;
+}
+
+static size_t batch_norm_act_scratch(const OpCall *c) {
+  BatchJob j;
+  OpCall asking = *c;
+  asking.scratch = NULL;
+  return act_prepare(&j, &asking);
+}
+
+static int batch_norm_act_cpu(const OpCall *c) {
+  const struct batch_norm_act_args *a = c->args;
+  BatchJob j;
+  act_prepare(&j, c);
+  return normalise(&j, c, a->training, a->momentum, a->eps);
+}
+
+static int batch_norm_act_infer(Infer *I) {
+  const struct batch_norm_act_args *a = I->args;
+  struct batch_norm_args plain = {
+      .training = a->training, .momentum = a->momentum, .eps = a->eps};
+  const void *args = I->args;
+  int rc = 0;
+  if (I->in[5]) rc = infer_want_same_shape(I, 5, 0);
+  if (!rc && I->in[5]) rc = infer_want_same_dtype(I, 5, 0);
+  I->args = &plain;
+  I->n_in = 5;
+  if (!rc) rc = batch_norm_infer(I);
+  I->n_in = 6;
+  I->args = (void *)(uintptr_t)args;
+  return rc;
+}
+
+static int batch_norm_act_sbp(SbpAsk *q) {
+  return sbp_notation(q, "N c ...!, c, c, c, c, N c ...! -> N c ...!, c, c");
+}
+
+/* batch_norm, whose y is then added to `residual` and cut at 0 where `relu`. Made by the compiler
+ * for graphs whose gradients are there already. */
+OP(batch_norm_act,
+   .signature =
+       "batch_norm_act(Tensor x, Tensor!? running_mean=None, Tensor!? running_var=None, Tensor? "
+       "weight=None, "
+       "Tensor? bias=None, Tensor? residual=None, bool training=False, float momentum=0.1, float "
+       "eps=1e-05, bool relu=False) -> (Tensor y, Tensor mean, Tensor rstd)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = batch_norm_act_sbp, .infer = batch_norm_act_infer,
+   .cpu = batch_norm_act_cpu, .scratch = batch_norm_act_scratch)
 
 /* -- Backward ---------------------------------------------------------------------------------- */
 

@@ -43,6 +43,7 @@ void pass_amp(Graph *g, const PassSettings *s);
 void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);
+void pass_fuse_norm(Graph *g, const PassSettings *s);
 void pass_fuse_pointwise(Graph *g, const PassSettings *s);
 
 #endif

@@ -17,6 +17,7 @@ const Pass pass_table[] = {
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},
     {"dce", pass_dce, "what the others left without use"},
+    {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
     {"fuse_pointwise", pass_fuse_pointwise, "last: the others look for ops, which it hides"},
 };
 const int pass_count = (int)(sizeof pass_table / sizeof pass_table[0]);

@@ -1,0 +1,124 @@
+/* batch_norm, a sum with a tensor of its shape, and relu become one batch_norm_act.
+ *
+ * Why: the normalisation writes y, the sum reads it with the residual and writes it, relu reads and
+ * writes it again; each costs the memory's time, and the network has one such chain for each
+ * convolution. Together y is written once. Backward passes read only x, the statistics and what the
+ * last of the chain gave, so that nothing else needs the values in between.
+ *
+ * It gets any graph. A chain is taken where each value in it has one reader, which is the next of
+ * the chain, and dtypes are those that the kernel computes in, so that no rounding is left out and
+ * all values stay equal bit for bit; and where nothing between the batch_norm and the chain's end
+ * reads the statistics, since the new node stands at the end, where the residual is known. One walk
+ * in order, which only takes nodes away: it ends, in linear time but for the way along each chain. */
+#include <string.h>
+
+#include "op_args.h"
+#include "op_ids.h"
+#include "pass.h"
+
+enum { REACH = 256 /* nodes between the first and the last of a chain */ };
+
+/* Of a value: how many read it, and one of them. */
+typedef struct Readers {
+  int n;
+  GraphNode *one;
+} Readers;
+
+static void count_readers(Graph *g) {
+  graph_clear_marks(g);
+  for (GraphNode *n = g->first; n; n = n->next)
+    for (int k = 0; k < n->n_out; k++) n->out[k].mark = arena_new(&g->arena, Readers);
+  for (GraphNode *n = g->first; n; n = n->next)
+    for (int k = 0; k < n->n_in; k++) {
+      if (!n->in[k]) continue;
+      Readers *r = n->in[k]->mark;
+      r->n++;
+      r->one = n;
+    }
+  for (size_t i = 0; i < g->results.n; i++) ((Readers *)g->results.at[i]->mark)->n += 2;
+}
+
+static GraphNode *only_reader(const GraphValue *v) {
+  const Readers *r = v->mark;
+  return r->n == 1 ? r->one : NULL;
+}
+
+static bool same_form(const GraphValue *a, const GraphValue *b) {
+  return a->dtype == b->dtype && a->device == b->device && !b->number &&
+         shape_equal(a->ndim, a->shape, b->ndim, b->shape);
+}
+
+/* The residual when n is v plus another tensor of its form; else NULL. */
+static GraphValue *residual_of(const GraphNode *n, const GraphValue *v) {
+  if (!n || !graph_is_op(n, OP_add) || n->n_patches || n->in[0] == n->in[1]) return NULL;
+  if (((const struct add_args *)n->args)->alpha != 1) return NULL;
+  GraphValue *other = n->in[n->in[0] == v];
+  return same_form(v, other) && same_form(v, &n->out[0]) ? other : NULL;
+}
+
+static bool reads_from(const GraphNode *n, const GraphNode *from) {
+  for (int k = 0; k < n->n_in; k++)
+    if (n->in[k] && n->in[k]->node == from) return true;
+  return false;
+}
+
+/* Whether `from` may be computed as late as `to`: nothing before reads from it, and what it reads
+ * is there. */
+static bool may_move(const GraphNode *from, const GraphNode *to, const GraphNode *through) {
+  int left = REACH;
+  for (const GraphNode *n = from->next; n != to; n = n->next)
+    if (!left-- || (n != through && reads_from(n, from))) return false;
+  return true;
+}
+
+static void replace(Graph *g, GraphNode *norm, GraphNode *sum, GraphValue *residual,
+                    GraphNode *relu) {
+  const struct batch_norm_args *a = norm->args;
+  struct batch_norm_act_args args = {.training = a->training,
+                                     .momentum = a->momentum,
+                                     .eps = a->eps,
+                                     .relu = relu != NULL};
+  GraphNode *last = relu ? relu : sum;
+  GraphValue *in[6] = {norm->in[0], norm->in[1], norm->in[2], norm->in[3], norm->in[4], residual};
+  GraphNode *n = graph_add_op(g, last, &op_table[OP_batch_norm_act], &args, 6, in, norm->n_out);
+  n->n_written = norm->n_written;
+  n->written = norm->written;
+  n->where = norm->where;
+  for (int k = 0; k < norm->n_out; k++) {
+    const GraphValue *v = k ? &norm->out[k] : &last->out[0];
+    graph_describe(g, &n->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);
+    norm->out[k].mark = &n->out[k];
+  }
+  last->out[0].mark = &n->out[0];
+  graph_remove(g, norm);
+  if (sum) graph_remove(g, sum);
+  if (relu) graph_remove(g, relu);
+}
+
+void pass_fuse_norm(Graph *g, const PassSettings *settings) {
+  (void)settings;
+  LIST(GraphNode *) chains = {0}; /* norm, sum, relu of each, one behind the other */
+  count_readers(g);
+  for (GraphNode *n = g->first; n; n = n->next) {
+    bool native = graph_is_op(n, OP_batch_norm) && !n->n_patches &&
+                  (n->out[0].dtype == F32 || n->out[0].dtype == F64);
+    GraphNode *reader = native ? only_reader(&n->out[0]) : NULL;
+    if (reader && reader->mark) continue; /* the sum of two, of which the first has it */
+    GraphNode *sum = residual_of(reader, &n->out[0]) ? reader : NULL;
+    GraphNode *next = sum ? only_reader(&sum->out[0]) : reader;
+    GraphNode *relu = next && graph_is_op(next, OP_relu) ? next : NULL;
+    if (relu && (relu->out[0].dtype != n->out[0].dtype || !may_move(n, relu, sum))) relu = NULL;
+    if (!relu && (!sum || !may_move(n, sum, NULL))) continue;
+    (sum ? sum : relu)->mark = n;
+    *list_add(&g->arena, &chains) = n;
+    *list_add(&g->arena, &chains) = sum;
+    *list_add(&g->arena, &chains) = relu;
+  }
+  graph_clear_marks(g);
+  for (size_t i = 0; i < chains.n; i += 3) {
+    GraphNode *norm = chains.at[i], *sum = chains.at[i + 1];
+    GraphValue *residual = sum ? sum->in[sum->in[0] == &norm->out[0]] : NULL;
+    replace(g, norm, sum, residual, chains.at[i + 2]);
+  }
+  graph_replace_marked(g);
+}
