@@ -126,7 +126,7 @@ local function trace(self, ...)
       return list
     end
     return pack(self.f(unpack(args, 1, n)))
-  end, tensors, used, self.passes, self.amp)
+  end, tensors, used, self.passes, self.amp, self.one_op_tasks)
   noted.fits, noted.modes = nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
@@ -218,13 +218,13 @@ end
 -- (shapes, dtypes; values of plain numbers, strings and booleans) runs f once on tensors without values,
 -- and makes a plan of what it does to tensors, gradients and optimisers, which this call and later ones run.
 -- {name = what texts call it, cache_size = how many forms are kept, passes = {cse = false}: which rewrites
--- are left out}. The result has `misses`, how many forms were compiled, and `forms`, which they were; print
--- shows their graphs. With amp = 'bfloat16' matrix products and convolutions are computed in bfloat16, while
+-- are left out, one_op_tasks = each op is a task of the runtime}. The result has `misses`, how many forms were
+-- compiled, and `forms`, which they were; print shows their graphs. With amp = 'bfloat16' matrix products and convolutions are computed in bfloat16, while
 -- parameters, gradients and the rest stay float32 (where the CPU does not have that arithmetic nothing
 -- changes, unless amp_force = true). The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
 function M.compile(f, o)
   o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table, amp = options.none,
-    amp_force = false })
+    amp_force = false, one_op_tasks = false })
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
   if not options.is_callable(f) then
@@ -232,7 +232,7 @@ function M.compile(f, o)
   end
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
     misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches),
-    amp = precision(o) }, step_mt)
+    amp = precision(o), one_op_tasks = o.one_op_tasks }, step_mt)
 end
 
 return M

@@ -7,6 +7,7 @@
 #include "cpuid.h"
 #include "job.h"
 #include "pass.h"
+#include "plan.h"
 #include "state.h"
 #include "str.h"
 
@@ -142,6 +143,7 @@ static void dump_plan(Job *j) {
   Str s = {0};
   if (!is_dumped("plan")) return;
   job_print_plan(j, &s);
+  job_print_memory(j, &s);
   dump_text("plan", &s);
 }
 
@@ -217,7 +219,8 @@ static int graph_pass(lua_State *L) {
 
 /* -- Making jobs ------------------------------------------------------------------------------- */
 
-static int take_results(State *S, lua_State *L, Job *j, int table, PassSettings *s) {
+static int take_results(State *S, lua_State *L, Job *j, int table, PassSettings *s,
+                        const PlanOptions *o) {
   int n = (int)lua_objlen(L, table), rc = 0;
   Tensor **results = mem_zalloc(sizeof *results * (size_t)(n + 1));
   if (!results) return err_set(MF_ENOMEM, "out of memory");
@@ -228,24 +231,31 @@ static int take_results(State *S, lua_State *L, Job *j, int table, PassSettings 
     if (!results[k]) rc = err_set(MF_EINVAL, "compile: result %d is no tensor", k + 1);
   }
   if (rc) job_abandon(j);
-  else rc = job_finish(j, n, results, s);
+  else rc = job_finish(j, n, results, s, o);
   mem_free(results);
   return rc;
 }
 
-/* mf._compile(name, f, args, scalars, passes, amp): traces f on the tensors of args; f returns the
- * list of its results that are traced tensors. `scalars` is filled with what the step reads;
- * `passes` says which do not run, `amp` is the name of the dtype of products. Returns the job. */
+static JobBox *new_job(lua_State *L) {
+  JobBox *b = lua_newuserdata(L, sizeof *b);
+  b->job = NULL;
+  luaL_getmetatable(L, job_mt);
+  lua_setmetatable(L, -2);
+  return b;
+}
+
+/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks): traces f on the tensors of args;
+ * f returns the list of its results that are traced tensors. `scalars` is filled with what the step
+ * reads; `passes` says which do not run, `amp` is the name of the dtype of products. Returns the
+ * job. */
 static int compile(lua_State *L) {
   State *S = bind_state(L);
   const char *name = luaL_checkstring(L, 1);
   luaL_checktype(L, 3, LUA_TTABLE);
   luaL_checktype(L, 4, LUA_TTABLE);
   PassSettings settings = settings_of(L, 5);
-  JobBox *b = lua_newuserdata(L, sizeof *b);
-  b->job = NULL;
-  luaL_getmetatable(L, job_mt);
-  lua_setmetatable(L, -2);
+  PlanOptions options = {.one_op_tasks = lua_toboolean(L, 7)};
+  JobBox *b = new_job(L);
   int box = lua_gettop(L);
   if (!(b->job = job_begin(S->E, name))) return bind_raise(L);
   lua_pushvalue(L, 4);
@@ -257,7 +267,7 @@ static int compile(lua_State *L) {
   if (rc) job_abandon(b->job);
   else if (lua_type(L, -1) != LUA_TTABLE)
     job_abandon(b->job), rc = err_set(MF_EINVAL, "compile: a list of results is needed");
-  else rc = take_results(S, L, b->job, lua_gettop(L), &settings);
+  else rc = take_results(S, L, b->job, lua_gettop(L), &settings, &options);
   if (rc == MF_ELUA) return lua_error(L);
   if (rc) return bind_raise(L);
   dump_plan(b->job);
@@ -303,6 +313,72 @@ static int job_graphviz(lua_State *L) {
   return push_text(L, job_dot);
 }
 
+static int job_plan(lua_State *L) {
+  return push_text(L, job_print_plan);
+}
+
+static int job_memory(lua_State *L) {
+  return push_text(L, job_print_memory);
+}
+
+/* job:captures() -> a list of {name, tensor, written}, in the order of ports. */
+static int job_captures(lua_State *L) {
+  State *S = bind_state(L);
+  Job *j = check_job(L);
+  const char *name;
+  bool written;
+  Tensor *t;
+  lua_newtable(L);
+  for (int k = 0; (t = job_capture(j, k, &name, &written)); k++) {
+    lua_newtable(L);
+    lua_pushstring(L, name);
+    lua_setfield(L, -2, "name");
+    bind_push(S, L, tensor_retain(t));
+    lua_setfield(L, -2, "tensor");
+    lua_pushboolean(L, written);
+    lua_setfield(L, -2, "written");
+    lua_rawseti(L, -2, k + 1);
+  }
+  return 1;
+}
+
+/* job:cells() -> a list of the numbers that a call would read now. */
+static int job_cells(lua_State *L) {
+  Job *j = check_job(L);
+  double value;
+  lua_newtable(L);
+  for (int k = 0; job_cell(j, k, &value); k++) {
+    lua_pushnumber(L, value);
+    lua_rawseti(L, -2, k + 1);
+  }
+  return 1;
+}
+
+/* mf._plan(text, captures, cells): a job from what job:plan() returned; the lists are in the order
+ * of job:captures() and job:cells(). */
+static int plan(lua_State *L) {
+  State *S = bind_state(L);
+  const char *text = luaL_checkstring(L, 1);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  luaL_checktype(L, 3, LUA_TTABLE);
+  JobBox *b = new_job(L);
+  int n = (int)lua_objlen(L, 2), n_cells = (int)lua_objlen(L, 3);
+  Tensor **captures = lua_newuserdata(L, sizeof *captures * (size_t)(n + 1));
+  double *cells = lua_newuserdata(L, sizeof *cells * (size_t)(n_cells + 1));
+  for (int k = 0; k < n; k++, lua_pop(L, 1)) {
+    lua_rawgeti(L, 2, k + 1);
+    captures[k] = bind_check_tensor(S, L, -1, "plan", "a captured tensor");
+  }
+  for (int k = 0; k < n_cells; k++, lua_pop(L, 1)) {
+    lua_rawgeti(L, 3, k + 1);
+    cells[k] = lua_tonumber(L, -1);
+  }
+  b->job = job_from_plan(S->E, text, n, captures, n_cells, cells);
+  if (!b->job) return bind_raise(L);
+  lua_settop(L, 4);
+  return 1;
+}
+
 static void add_form(Str *s, const Tensor *t) {
   str_printf(s, "%s:", dtype_name((DType)t->m.dtype));
   if (t->m.device != DEVICE_CPU) str_printf(s, "device %d:", t->m.device);
@@ -317,34 +393,34 @@ static void add_form(Str *s, const Tensor *t) {
 /* mf._form(...): a string that tells apart arguments that need steps of their own. */
 static int form(lua_State *L) {
   State *S = bind_state(L);
-  Str s = {0};
-  str_puts(&s, S->E->grad_enabled ? "" : "no_grad;");
+  Str *s = &S->form;
+  s->n = 0;
+  s->failed = false;
+  str_puts(s, S->E->grad_enabled ? "" : "no_grad;");
   for (int k = 1; k <= lua_gettop(L); k++) {
     Tensor *t = bind_to_tensor(S, L, k);
     int type = lua_type(L, k);
     if (t && S->E->grad_enabled && tensor_requires_grad(t)) {
-      str_free(&s);
       return bind_error(L,
                         "compile: argument %d requires a gradient, and none leaves a compiled step "
                         "but into what it captures; pass it detached",
                         k);
     }
-    if (t && t->storage) add_form(&s, t);
-    else if (type == LUA_TNUMBER) str_printf(&s, "%.17g;", lua_tonumber(L, k));
-    else if (type == LUA_TBOOLEAN) str_puts(&s, lua_toboolean(L, k) ? "true;" : "false;");
-    else if (type == LUA_TNIL) str_puts(&s, "nil;");
-    else if (type == LUA_TSTRING) str_printf(&s, "%zu'%s;", lua_objlen(L, k), lua_tostring(L, k));
+    if (t && t->storage) add_form(s, t);
+    else if (type == LUA_TNUMBER) str_printf(s, "%.17g;", lua_tonumber(L, k));
+    else if (type == LUA_TBOOLEAN) str_puts(s, lua_toboolean(L, k) ? "true;" : "false;");
+    else if (type == LUA_TNIL) str_puts(s, "nil;");
+    else if (type == LUA_TSTRING) str_printf(s, "%zu'%s;", lua_objlen(L, k), lua_tostring(L, k));
     else {
       char what[160];
-      str_free(&s);
       return bind_error(L,
                         "compile: argument %d is %s; tensors, numbers, strings, booleans and nil "
                         "are possible",
                         k, bind_describe(S, L, k, what, sizeof what));
     }
   }
-  lua_pushlstring(L, s.text ? s.text : "", s.n);
-  str_free(&s);
+  if (s->failed) return luaL_error(L, "out of memory");
+  lua_pushlstring(L, s->text ? s->text : "", s->n);
   return 1;
 }
 
@@ -385,12 +461,12 @@ void bind_open_compile(State *S, lua_State *L) {
                                        {"_passes", passes},
                                        {"_has_bf16", has_bf16},
                                        {"_graph_pass", graph_pass},
+                                       {"_plan", plan},
                                        {NULL, NULL}};
-  static const luaL_Reg methods[] = {{"run", job_call},
-                                     {"text", job_text},
-                                     {"dot", job_graphviz},
-                                     {"fits", job_fits_now},
-                                     {NULL, NULL}};
+  static const luaL_Reg methods[] = {
+      {"run", job_call},          {"plan", job_plan},     {"memory", job_memory},
+      {"captures", job_captures}, {"cells", job_cells},   {"text", job_text},
+      {"dot", job_graphviz},      {"fits", job_fits_now}, {NULL, NULL}};
   S->scalars = LUA_NOREF;
   lua_newtable(L);
   lua_pushvalue(L, -1);

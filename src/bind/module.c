@@ -28,6 +28,7 @@ State *bind_find_state(lua_State *L) {
 static int state_gc(lua_State *L) {
   State *S = lua_touserdata(L, 1);
   vec_free(&S->scope);
+  str_free(&S->form);
   eager_destroy(S->E);
   context_release(S->context);
   *S = (State){0};

@@ -9,6 +9,7 @@
 #include <lauxlib.h>
 #include <lua.h>
 
+#include "str.h"
 #include "tape.h"
 #include "vec.h"
 
@@ -48,6 +49,7 @@ struct State {
   int traceback; /* reference: the handler of bind_protected */
   int scalars;   /* reference: what the step that is traced uses, or LUA_NOREF */
   int scalar_mt; /* reference */
+  Str form;      /* of the arguments of a compiled function: kept, so that calls allocate nothing */
   int wheres;    /* reference: lines of the user's program, for anomaly mode */
 };
 

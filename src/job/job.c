@@ -33,7 +33,10 @@ struct Job {
   const double **cells;
   int *written; /* arguments that it writes; their contents are the last results */
   int n_written;
-  uint64_t streams; /* how many stream numbers one run takes */
+  double *own_cells; /* of a step from text */
+  Map captured;      /* their storages -> their numbers */
+  Tensor **owners;   /* while results are made: who has the memory, by register */
+  Tensor **results;  /* while it runs: all of them */
 };
 
 Job *job_begin(Eager *E, const char *name) {
@@ -57,53 +60,122 @@ void job_abandon(Job *j) {
   trace_end(j->trace, -1, NULL);
 }
 
-static int take_captures(Job *j) {
+static int make_lists(Job *j) {
+  const Plan *p = j->plan;
+  j->captures = mem_zalloc(sizeof *j->captures * (p->captures.n + 1));
+  j->cells = mem_zalloc(sizeof *j->cells * (size_t)(p->n_cells + 1));
+  j->owners = mem_zalloc(sizeof *j->owners * (size_t)(p->n_result_registers + 1));
+  j->results = mem_zalloc(sizeof *j->results * (p->results.n + 1));
+  bool all = j->captures && j->cells && j->owners && j->results;
+  return all ? 0 : err_set(MF_ENOMEM, "out of memory");
+}
+
+static int add_capture(Job *j, int k, Tensor *first, Storage *storage) {
+  storage_retain(storage);
+  j->captures[k] = (Capture){tensor_retain(first), storage, j->plan->captures.at[k].written};
+  return map_put(&j->captured, storage, k) ? 0 : err_set(MF_ENOMEM, "out of memory");
+}
+
+static int take_leaves(Job *j) {
   Trace *t = j->trace;
-  size_t n = j->plan->captures.n, k = 0;
-  j->captures = mem_zalloc(sizeof *j->captures * (n + 1));
-  j->cells = mem_zalloc(sizeof *j->cells * (t->cells.n + 1));
-  if (!j->captures || !j->cells) return err_set(MF_ENOMEM, "out of memory");
-  for (size_t i = 0; i < t->cells.n; i++) j->cells[i] = t->cells.at[i];
   j->leaves = mem_zalloc(sizeof *j->leaves * (t->leaves.n + 1));
   j->written = mem_alloc(sizeof *j->written * (t->written.n + 1));
-  for (size_t i = 0; j->written && i < t->written.n; i++)
-    j->written[j->n_written++] = t->written.at[i];
   if (!j->leaves || !j->written) return err_set(MF_ENOMEM, "out of memory");
+  for (size_t i = 0; i < t->written.n; i++) j->written[j->n_written++] = t->written.at[i];
   for (size_t i = 0; i < t->leaves.n; i++) {
     const TraceLeaf *l = &t->leaves.at[i];
     Tensor *grad = l->reads_grad ? tensor_retain(l->grad) : NULL;
     j->leaves[j->n_leaves++] =
         (Leaf){tensor_retain(l->tensor), grad, l->used, l->requires_grad, l->reads_grad};
   }
-  for (size_t i = 0; i < t->storages.n; i++) { /* in the order of their nodes */
-    const TraceStorage *s = t->storages.at[i];
-    if (!s->capture) continue;
-    storage_retain(s->storage);
-    j->captures[k++] = (Capture){tensor_retain(s->first), s->storage, s->writes > 0};
-  }
-  MF_ASSERT(k == n, "%zu captures, the plan has %zu", k, n);
   return 0;
 }
 
-int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s) {
+static int take_captures(Job *j) {
+  Trace *t = j->trace;
+  int n = (int)j->plan->captures.n, k = 0, rc = make_lists(j);
+  for (size_t i = 0; i < t->cells.n && !rc; i++) j->cells[i] = t->cells.at[i];
+  for (size_t i = 0; i < t->storages.n && !rc; i++) { /* in the order of their nodes */
+    const TraceStorage *s = t->storages.at[i];
+    if (s->capture) rc = add_capture(j, k++, s->first, s->storage);
+  }
+  MF_ASSERT(rc || k == n, "%d captures, the plan has %d", k, n);
+  return rc;
+}
+
+static int make_runtime(Job *j) {
+  Eager *E = j->E;
+  RuntimeOptions o = {.isa = E->isa};
+  j->runtime = runtime_create(j->plan, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], &o);
+  return j->runtime ? 0 : MF_ENOMEM;
+}
+
+int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const PlanOptions *o) {
   Eager *E = j->E;
   int rc = trace_end(j->trace, n, results);
   if (rc) return rc;
-  j->streams = E->generator.next - j->trace->stream;
+  uint64_t draws = E->generator.next - j->trace->stream;
   E->generator.next = j->trace->stream; /* the first run draws what the trace would have drawn */
   s->stream = E->streams[DEVICE_CPU];
   s->isa = E->isa;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
-  j->plan = plan_create(j->graph, &(PlanOptions){0});
+  j->plan = plan_create(j->graph, o);
   if (!j->plan) return MF_EINVAL;
-  j->runtime =
-      runtime_create(j->plan, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], E->isa);
-  rc = j->runtime ? take_captures(j) : MF_ENOMEM;
+  j->plan->n_draws = (int64_t)draws;
+  rc = make_runtime(j);
+  if (!rc) rc = take_captures(j);
+  if (!rc) rc = take_leaves(j);
   trace_destroy(j->trace);
   j->trace = NULL;
   return rc;
 }
+
+/* -- From text --------------------------------------------------------------------------------- */
+
+static int fit_capture(Job *j, int k, Tensor *t) {
+  const PlanPort *port = &j->plan->captures.at[k];
+  const PlanTensor *want = &j->plan->tensors.at[port->tensor];
+  int rc = tensor_check_data(t, port->name);
+  if (rc) return rc;
+  if (t->m.dtype != want->meta.dtype || t->m.device != DEVICE_CPU || t->m.offset ||
+      t->storage->bytes < (size_t)j->plan->registers.at[want->reg].bytes)
+    return err_set(MF_EINVAL, "plan: captured tensor %s is not like the one that was compiled",
+                   port->name);
+  return add_capture(j, k, t, t->storage);
+}
+
+static int fill_from_text(Job *j, int n_captures, Tensor *const *captures, int n_cells,
+                          const double *cells) {
+  int rc = make_lists(j);
+  if (!rc && ((size_t)n_captures != j->plan->captures.n || n_cells != j->plan->n_cells))
+    rc = err_set(MF_EINVAL, "plan: has %d captured tensors and %d cells, got %d and %d",
+                 (int)j->plan->captures.n, j->plan->n_cells, n_captures, n_cells);
+  for (int k = 0; k < n_captures && !rc; k++) rc = fit_capture(j, k, captures[k]);
+  if (!rc && !(j->own_cells = mem_zalloc(sizeof *cells * (size_t)(n_cells + 1))))
+    rc = err_set(MF_ENOMEM, "out of memory");
+  for (int k = 0; k < n_cells && !rc; k++) {
+    j->own_cells[k] = cells[k];
+    j->cells[k] = &j->own_cells[k];
+  }
+  return rc ? rc : make_runtime(j);
+}
+
+Job *job_from_plan(Eager *E, const char *text, int n_captures, Tensor *const *captures, int n_cells,
+                   const double *cells) {
+  Job *j = mem_zalloc(sizeof *j);
+  if (!j) {
+    err_set(MF_ENOMEM, "out of memory");
+    return NULL;
+  }
+  j->E = E;
+  j->plan = plan_parse(text);
+  if (j->plan && !fill_from_text(j, n_captures, captures, n_cells, cells)) return j;
+  job_destroy(j);
+  return NULL;
+}
+
+/* -- Runs -------------------------------------------------------------------------------------- */
 
 int job_n_results(const Job *j) {
   return (int)j->plan->results.n - j->n_written;
@@ -141,16 +213,27 @@ static bool is_written_input(const Job *j, int k) {
 
 /* The step knows nothing of one memory under two names: harmless as long as none is written. */
 static int check_shared(const Job *j, int n_in, Tensor *const *in, int k) {
-  bool written = is_written_input(j, k), shared = false;
   const Storage *s = in[k]->storage;
-  for (size_t i = 0; i < j->plan->captures.n; i++)
-    shared |= s == j->captures[i].storage && (written || j->captures[i].written);
+  int64_t capture = map_get(&j->captured, s);
+  bool written = is_written_input(j, k);
+  bool shared = capture >= 0 && (written || j->captures[capture].written);
   for (int i = 0; i < n_in && written; i++) shared |= i != k && s == in[i]->storage;
   if (!shared) return 0;
   return err_set(MF_EINVAL,
                  "argument %d shares memory with another tensor that the compiled step uses, and "
                  "the step writes it; pass a clone",
                  k + 1);
+}
+
+/* Of a step that was traced, the caller has compared the arguments' forms. */
+static int fit_input(const Job *j, int k, const Tensor *t) {
+  const Meta *want = &j->plan->tensors.at[j->plan->inputs.at[k].tensor].meta, *is = &t->m;
+  if (j->graph || (is->dtype == want->dtype && is->device == DEVICE_CPU &&
+                   shape_equal(is->ndim, is->shape, want->ndim, want->shape) &&
+                   shape_equal(is->ndim, is->stride, want->ndim, want->stride)))
+    return 0;
+  return err_set(MF_EINVAL, "plan: argument %s is not like the one that was compiled",
+                 j->plan->inputs.at[k].name);
 }
 
 static int bind_inputs(Job *j, int n_in, Tensor *const *in) {
@@ -160,6 +243,7 @@ static int bind_inputs(Job *j, int n_in, Tensor *const *in) {
   for (int k = 0; k < n_in; k++) {
     int rc = tensor_check_data(in[k], "argument");
     if (!rc) rc = check_shared(j, n_in, in, k);
+    if (!rc) rc = fit_input(j, k, in[k]);
     if (rc) return rc;
     runtime_bind(j->runtime, PLAN_INPUT, k, tensor_data(in[k]));
   }
@@ -169,27 +253,23 @@ static int bind_inputs(Job *j, int n_in, Tensor *const *in) {
 /* Tensors for the results; those in one register share a storage. */
 static int make_results(Job *j, Tensor **out) {
   const Plan *p = j->plan;
-  Tensor **owner = mem_zalloc(sizeof *owner * (size_t)(p->n_result_registers + 1));
-  if (!owner) return err_set(MF_ENOMEM, "out of memory");
-  int rc = 0;
-  for (size_t k = 0; k < p->results.n && !rc; k++) {
+  memset(j->owners, 0, sizeof *j->owners * (size_t)p->n_result_registers);
+  for (size_t k = 0; k < p->results.n; k++) {
     const PlanTensor *t = &p->tensors.at[p->results.at[k]];
     const PlanRegister *r = &p->registers.at[t->reg];
-    if (owner[r->port]) {
-      out[k] = tensor_adopt(j->E, owner[r->port]->storage, &t->meta);
+    Tensor **owner = &j->owners[r->port];
+    if (*owner) {
+      out[k] = tensor_adopt(j->E, (*owner)->storage, &t->meta);
     } else {
-      int64_t size = (int64_t)dtype_size((DType)t->meta.dtype), n = r->bytes / size;
-      out[k] = tensor_create(j->E, (DType)t->meta.dtype, 1, &n, DEVICE_CPU);
-      owner[r->port] = out[k];
-      if (out[k]) {
-        out[k]->m = t->meta;
-        runtime_bind(j->runtime, PLAN_RESULT, r->port, out[k]->storage->data);
-      }
+      int64_t n = r->bytes / (int64_t)dtype_size((DType)t->meta.dtype);
+      out[k] = *owner = tensor_create(j->E, (DType)t->meta.dtype, 1, &n, DEVICE_CPU);
+      if (!*owner) return MF_ENOMEM;
+      out[k]->m = t->meta;
+      runtime_bind(j->runtime, PLAN_RESULT, r->port, out[k]->storage->data);
     }
-    if (!out[k]) rc = MF_ENOMEM;
+    if (!out[k]) return MF_ENOMEM;
   }
-  mem_free(owner);
-  return rc;
+  return 0;
 }
 
 static void release_all(size_t n, Tensor **out) {
@@ -219,7 +299,7 @@ static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   for (int k = 0; k < j->plan->n_cells; k++) runtime_set_cell(j->runtime, k, *j->cells[k]);
   Generator *g = &j->E->generator;
   if (!rc) rc = runtime_run(j->runtime, g->seed, g->next);
-  g->next += j->streams;
+  g->next += (uint64_t)j->plan->n_draws;
   for (size_t k = 0; k < j->plan->captures.n; k++)
     if (j->captures[k].written) storage_touch(j->captures[k].storage);
   return rc;
@@ -227,25 +307,41 @@ static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
 
 int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   size_t n = j->plan->results.n, own = n - (size_t)j->n_written;
-  Tensor **all = mem_zalloc(sizeof *all * (n + 1));
-  if (!all) return err_set(MF_ENOMEM, "out of memory");
+  Tensor **all = j->results;
+  memset(all, 0, sizeof *all * n);
   int rc = write_inputs(j, in, all + own, run(j, n_in, in, all));
   if (rc) release_all(own, all);
   memcpy(out, all, sizeof *all * own);
-  mem_free(all);
   return rc;
 }
 
 void job_print(Job *j, Str *out) {
-  graph_print(j->graph, out);
+  if (j->graph) graph_print(j->graph, out);
 }
 
 void job_dot(Job *j, Str *out) {
-  graph_dot(j->graph, out);
+  if (j->graph) graph_dot(j->graph, out);
 }
 
 void job_print_plan(Job *j, Str *out) {
   plan_print(j->plan, out);
+}
+
+void job_print_memory(Job *j, Str *out) {
+  plan_report(j->plan, out);
+}
+
+Tensor *job_capture(const Job *j, int k, const char **name, bool *written) {
+  if ((size_t)k >= j->plan->captures.n) return NULL;
+  *name = j->plan->captures.at[k].name;
+  *written = j->captures[k].written;
+  return j->captures[k].tensor;
+}
+
+bool job_cell(const Job *j, int k, double *value) {
+  if (k >= j->plan->n_cells) return false;
+  *value = *j->cells[k];
+  return true;
 }
 
 void job_destroy(Job *j) {
@@ -263,6 +359,10 @@ void job_destroy(Job *j) {
   mem_free(j->captures);
   mem_free(j->written);
   mem_free(j->cells);
+  mem_free(j->own_cells);
+  mem_free(j->owners);
+  mem_free(j->results);
+  map_free(&j->captured);
   runtime_destroy(j->runtime);
   plan_destroy(j->plan);
   trace_destroy(j->trace);

@@ -14,12 +14,13 @@
 typedef struct Job Job;
 typedef struct Str Str;
 typedef struct PassSettings PassSettings;
+typedef struct PlanOptions PlanOptions;
 
 /* NULL with the error set. */
 Job *job_begin(Eager *E, const char *name);
 Tensor *job_input(Job *j, const Tensor *like);
 /* `s` says which passes run and who looks; where kernels run is filled in. */
-int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s);
+int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const PlanOptions *o);
 /* The function failed: the state executes again; what is left is job_destroy. */
 void job_abandon(Job *j);
 int job_n_results(const Job *j);
@@ -31,7 +32,17 @@ int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out);
 /* The graph as it was planned, as text and for Graphviz. */
 void job_print(Job *j, Str *out);
 void job_dot(Job *j, Str *out);
+/* The plan as text, and what its memory is taken by. */
 void job_print_plan(Job *j, Str *out);
+void job_print_memory(Job *j, Str *out);
+/* Captured tensor k, the name of its port, and whether the step writes it; NULL behind the last. */
+Tensor *job_capture(const Job *j, int k, const char **name, bool *written);
+/* The value that cell k has now; false behind the last. */
+bool job_cell(const Job *j, int k, double *value);
+/* A step from a plan's text; captures[k] for its k-th port, cells[k] for its k-th cell. NULL with
+ * the error set. */
+Job *job_from_plan(Eager *E, const char *text, int n_captures, Tensor *const *captures, int n_cells,
+                   const double *cells);
 void job_destroy(Job *j);
 
 #endif

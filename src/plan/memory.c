@@ -11,10 +11,15 @@ int64_t plan_size(const PlanRegister *r) {
   return ((r->bytes + PLAN_ALIGN - 1) & ~(int64_t)(PLAN_ALIGN - 1)) * r->n_buffers;
 }
 
+typedef struct Sized {
+  int64_t size;
+  int first, last, stream, reg;
+} Sized;
+
 static int by_size(const void *a, const void *b) {
-  const PlanRegister *x = *(PlanRegister *const *)a, *y = *(PlanRegister *const *)b;
-  if (plan_size(x) != plan_size(y)) return plan_size(x) > plan_size(y) ? -1 : 1;
-  return x < y ? -1 : x > y;
+  const Sized *x = a, *y = b;
+  if (x->size != y->size) return x->size > y->size ? -1 : 1;
+  return x->reg - y->reg;
 }
 
 void plan_lifetime(const Plan *p, const PlanRegister *r, int *first, int *last) {
@@ -29,19 +34,20 @@ typedef struct Placing {
 } Placing;
 
 /* Places the registers of one stream behind what is placed already. */
-static void place_stream(Placing *w, int stream, PlanRegister **order) {
+static void place_stream(Placing *w, int stream, const Sized *order, size_t n) {
   Plan *p = w->plan;
-  Space *s = space_create(&w->arena, (int)p->steps.n + 1);
-  int64_t base = p->block_bytes;
-  for (; *order; order++) {
-    PlanRegister *r = *order;
+  Space *s = NULL;
+  int64_t base = p->block_bytes, most = 0;
+  for (size_t i = 0; i < n; i++) most += order[i].size;
+  for (size_t i = 0; i < n; i++) {
+    const Sized *r = &order[i];
     if (r->stream != stream) continue;
-    int first, last;
-    plan_lifetime(p, r, &first, &last);
-    int64_t size = plan_size(r), offset = space_lowest(s, first, last, size);
-    space_add(s, first, last, offset, size);
-    r->offset = base + offset;
-    if (r->offset + size > p->block_bytes) p->block_bytes = r->offset + size;
+    if (!s) s = space_create(&w->arena, (int)p->steps.n + 1, most, PLAN_ALIGN);
+    int64_t offset = space_lowest(s, r->first, r->last, r->size);
+    space_add(s, r->first, r->last, offset, r->size);
+    offset += base;
+    p->registers.at[r->reg].offset = offset;
+    if (offset + r->size > p->block_bytes) p->block_bytes = offset + r->size;
   }
 }
 
@@ -49,16 +55,19 @@ static void place(void *ud) {
   Placing *w = ud;
   Plan *p = w->plan;
   size_t n = 0;
-  PlanRegister **order = arena_array(&w->arena, PlanRegister *, p->registers.n + 1);
+  Sized *order = arena_array(&w->arena, Sized, p->registers.n);
   for (size_t i = 0; i < p->registers.n; i++) {
-    p->registers.at[i].offset = 0;
-    if (p->registers.at[i].home == PLAN_BLOCK && p->registers.at[i].bytes)
-      order[n++] = &p->registers.at[i];
+    PlanRegister *r = &p->registers.at[i];
+    r->offset = 0;
+    if (r->home != PLAN_BLOCK || !r->bytes) continue;
+    Sized *o = &order[n++];
+    *o = (Sized){.size = plan_size(r), .stream = r->stream, .reg = (int)i};
+    plan_lifetime(p, r, &o->first, &o->last);
   }
   qsort(order, n, sizeof *order, by_size);
   p->block_bytes = 0;
   for (int stream = PLAN_SHARED; stream < (int)p->streams.n; stream++)
-    place_stream(w, stream, order);
+    place_stream(w, stream, order, n);
 }
 
 void plan_memory(Plan *p) {

@@ -293,17 +293,22 @@ static int copy_place(Lowering *w, Place *v) {
   return v->copy;
 }
 
+/* Whether what write node n leaves in a capture is there already. */
+static bool lies_there(const Plan *p, const GraphNode *n) {
+  const PlanTensor *from = &p->tensors.at[place_of(n->in[0])->tensor];
+  const PlanTensor *to = &p->tensors.at[place_of(&n->target->out[0])->tensor];
+  return from->reg == to->reg && from->meta.offset == to->meta.offset &&
+         same_places(&from->meta, &to->meta);
+}
+
 /* What is written or returned and lies in another capture's memory is saved before that is
  * overwritten; results do not lie in memory of others at all. */
 static void save_sources(Lowering *w) {
   Plan *p = w->p;
   for (GraphNode *n = w->g->first; n; n = n->next) {
     if (n->kind != GRAPH_WRITE) continue;
-    int from = place_of(n->in[0])->tensor, to = place_of(&n->target->out[0])->tensor;
-    bool same = p->tensors.at[from].reg == p->tensors.at[to].reg &&
-                p->tensors.at[from].meta.offset == p->tensors.at[to].meta.offset &&
-                same_places(&p->tensors.at[from].meta, &p->tensors.at[to].meta);
-    if (!same && is_home(p, from, PLAN_CAPTURE)) copy_place(w, place_of(n->in[0]));
+    if (!lies_there(p, n) && is_home(p, place_of(n->in[0])->tensor, PLAN_CAPTURE))
+      copy_place(w, place_of(n->in[0]));
   }
   for (size_t i = 0; i < w->g->results.n; i++) {
     Place *v = place_of(w->g->results.at[i]);
@@ -322,11 +327,10 @@ static void save_sources(Lowering *w) {
 static void lower_writes(Lowering *w) {
   Plan *p = w->p;
   for (GraphNode *n = w->g->first; n; n = n->next) {
-    if (n->kind != GRAPH_WRITE) continue;
+    if (n->kind != GRAPH_WRITE || lies_there(p, n)) continue;
     Place *from = place_of(n->in[0]);
     int to = place_of(&n->target->out[0])->tensor;
     int in[2] = {to, from->copy < 0 ? from->tensor : from->copy};
-    if (p->tensors.at[in[0]].reg == p->tensors.at[in[1]].reg) continue;
     add_step(w, &op_table[OP_copy_], op_table[OP_copy_].defaults, 2, in, 0, NULL, n->where);
   }
 }

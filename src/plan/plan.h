@@ -101,6 +101,7 @@ typedef struct Plan {
   LIST(PlanTask) tasks;
   LIST(const char *) calls; /* names of what the host does */
   int n_result_registers, n_cells;
+  int64_t n_draws; /* stream numbers that a round takes */
   int64_t block_bytes;
 } Plan;
 

@@ -1,6 +1,6 @@
 /* A plan as text, a record a line, in the order of ids:
  *
- *   plan "step", block 4096, results 1, cells 1
+ *   plan "step", block 4096, results 1, cells 1, draws 0
  *   r0 input 0, 24 bytes, steps 0..3           home, port, bytes, the steps that touch it
  *   r1 block 24 bytes +64, steps 1..2          its offset in the block
  *   r2 order, buffers 2, task 0 to 1 3         what task 0 hands to tasks 1 and 3
@@ -98,8 +98,8 @@ static void print_task(const Plan *p, const PlanTask *t, Str *out) {
 void plan_print(const Plan *p, Str *out) {
   str_puts(out, "plan ");
   str_quote(out, p->name);
-  str_printf(out, ", block %lld, results %d, cells %d\n", (long long)p->block_bytes,
-             p->n_result_registers, p->n_cells);
+  str_printf(out, ", block %lld, results %d, cells %d, draws %lld\n", (long long)p->block_bytes,
+             p->n_result_registers, p->n_cells, (long long)p->n_draws);
   for (size_t i = 0; i < p->registers.n; i++) print_register(p, (int)i, out);
   for (size_t i = 0; i < p->tensors.n; i++) {
     str_printf(out, "t%zu r%d ", i, p->tensors.at[i].reg);
@@ -326,6 +326,8 @@ static void read_plan(void *ud) {
   w->plan->n_result_registers = (int)scan_range(s, "results", 0, INT32_MAX);
   scan_want(s, ", cells");
   w->plan->n_cells = (int)scan_range(s, "cells", 0, INT32_MAX);
+  scan_want(s, ", draws");
+  w->plan->n_draws = scan_range(s, "draws", 0, INT64_MAX);
   for (scan_end_line(s); !scan_at_end(s); scan_end_line(s)) read_record(w);
   check_tasks(w);
   plan_link(w->plan);

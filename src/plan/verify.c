@@ -34,6 +34,22 @@ static size_t count_ports(const Plan *p, int home) {
   }
 }
 
+/* Each port has one register. */
+static void count_registers(Verifying *w) {
+  const Plan *p = w->plan;
+  for (int home = PLAN_INPUT; home <= PLAN_NUMBER; home++) {
+    size_t n = 0, ports = count_ports(p, home);
+    bool *seen = arena_array(&w->arena, bool, ports + 1);
+    for (size_t i = 0; i < p->registers.n; i++) {
+      if (p->registers.at[i].home != home) continue;
+      if (seen[p->registers.at[i].port]) wrong(w, "r%zu is the second of a port", i);
+      seen[p->registers.at[i].port] = true;
+      n++;
+    }
+    if (n != ports) wrong(w, "of %zu ports only %zu have registers", ports, n);
+  }
+}
+
 static void check_registers(Verifying *w) {
   const Plan *p = w->plan;
   for (size_t i = 0; i < p->registers.n; i++) {
@@ -336,6 +352,16 @@ static void check_task(Verifying *w, size_t i) {
   }
 }
 
+/* Calls get memory of the block, in buffers that take turns. */
+static void check_call(Verifying *w, size_t i) {
+  const PlanTask *t = &w->plan->tasks.at[i];
+  for (int k = 0; k < t->n_in + t->n_out; k++) {
+    int reg = k < t->n_in ? t->in[k] : t->out[k - t->n_in], home = w->plan->registers.at[reg].home;
+    if (t->call != PLAN_NO_CALL && home != PLAN_BLOCK && home != PLAN_ORDER)
+      wrong(w, "task %zu is a call and is handed r%d, which is a port", i, reg);
+  }
+}
+
 static void check_tasks(Verifying *w) {
   const Plan *p = w->plan;
   int next = 0;
@@ -348,6 +374,7 @@ static void check_tasks(Verifying *w) {
       wrong(w, "task %zu has a stream or steps that are not there", i);
     next += t->n;
     check_task(w, i);
+    check_call(w, i);
   }
   if (next != (int)p->steps.n) wrong(w, "step %d is in no task", next);
 }
@@ -355,6 +382,7 @@ static void check_tasks(Verifying *w) {
 static void verify(void *ud) {
   Verifying *w = ud;
   check_registers(w);
+  count_registers(w);
   check_tensors(w);
   check_ports(w);
   for (size_t i = 0; i < w->plan->steps.n; i++) {

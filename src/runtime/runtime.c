@@ -1,7 +1,10 @@
+/* A plan's memory, its ports and the launches of its steps; who acts when is actor.c's and
+ * worker.c's matter. What changes from run to run is found once: lists say where it goes. */
 #include "runtime.h"
 
 #include <string.h>
 
+#include "actor.h"
 #include "context.h"
 #include "err.h"
 #include "mem.h"
@@ -19,21 +22,19 @@ typedef struct Port {
   LIST(Fixup) fixups;
 } Port;
 
-struct Runtime {
-  Arena arena;
-  const Plan *plan;
-  Device *device;
-  Stream *stream;
-  int isa;
-  char *block;
-  size_t scratch_bytes; /* the most that a step needs, */
-  int threads;          /* with so many threads */
-  OpCall *calls;        /* one per step */
-  int (**kernels)(const OpCall *);
-  Port *ports[PLAN_NUMBER + 1];
-  double *cells;
-  char *numbers; /* 8 bytes each */
-};
+/* A cell's value goes to `to`, as a param of this kind, or as a number of this dtype. */
+typedef struct Patch {
+  void *to;
+  int cell;
+  int8_t kind; /* ParamKind; -1: a number */
+  uint8_t dtype;
+} Patch;
+
+/* A random op's key: the run's seed, and its first stream number + from. */
+typedef struct Draw {
+  RngKey *to;
+  uint64_t from;
+} Draw;
 
 /* -- Making ------------------------------------------------------------------------------------ */
 
@@ -54,37 +55,56 @@ static void view_of(Runtime *r, int tensor, View *v) {
   else *list_add(&r->arena, &r->ports[reg->home][reg->port].fixups) = (Fixup){v, offset};
 }
 
-static void make_calls(Runtime *r, int isa) {
-  const Plan *p = r->plan;
-  r->calls = arena_array(&r->arena, OpCall, p->steps.n);
-  r->kernels = arena_alloc(&r->arena, sizeof *r->kernels * p->steps.n);
-  for (size_t i = 0; i < p->steps.n; i++) {
-    const PlanStep *s = &p->steps.at[i];
-    View *views = arena_array(&r->arena, View, s->n_in + s->n_out);
-    for (int k = 0; k < s->n_in; k++) view_of(r, s->in[k], &views[k]);
-    for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], &views[s->n_in + k]);
-    r->kernels[i] = s->op->spec[isa]->cpu;
-    if (!r->kernels[i])
-      arena_throw(&r->arena, err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name,
-                                     r->device->api->name));
-    r->calls[i] = (OpCall){.op = s->op,
-                           .args = arena_copy(&r->arena, s->args, s->op->args_size),
-                           .in = views,
-                           .out = views + s->n_in,
-                           .n_in = s->n_in,
-                           .n_out = s->n_out,
-                           .stream = r->stream};
-  }
+static void make_call(Runtime *r, size_t i) {
+  const PlanStep *s = &r->plan->steps.at[i];
+  View *views = arena_array(&r->arena, View, s->n_in + s->n_out);
+  for (int k = 0; k < s->n_in; k++) view_of(r, s->in[k], &views[k]);
+  for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], &views[s->n_in + k]);
+  r->kernels[i] = s->op->spec[r->options.isa]->cpu;
+  if (!r->kernels[i])
+    arena_throw(&r->arena, err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name,
+                                   r->device->api->name));
+  r->calls[i] = (OpCall){.op = s->op,
+                         .args = arena_copy(&r->arena, s->args, s->op->args_size),
+                         .in = views,
+                         .out = views + s->n_in,
+                         .n_in = s->n_in,
+                         .n_out = s->n_out};
 }
 
-/* Kernels may want scratch for each thread. */
-static void measure_scratch(Runtime *r) {
-  r->threads = thread_count();
-  r->scratch_bytes = 0;
-  for (size_t i = 0; i < r->plan->steps.n; i++) {
-    const OpSpec *spec = r->calls[i].op->spec[r->isa];
-    size_t scratch = spec->scratch ? spec->scratch(&r->calls[i]) : 0;
-    if (scratch > r->scratch_bytes) r->scratch_bytes = scratch;
+static void *arg_of(Runtime *r, size_t step, int param) {
+  char *args = (char *)(uintptr_t)r->calls[step].args;
+  return args + r->plan->steps.at[step].op->params[param].offset;
+}
+
+static bool is_draw(const Op *op, int param) {
+  return op->params[param].kind == PARAM_GENERATOR;
+}
+
+/* Scalar arguments and numbers that are cells, and the keys of random ops. */
+static void list_patches(Runtime *r) {
+  const Plan *p = r->plan;
+  size_t n_patches = p->numbers.n, n_draws = 0;
+  for (size_t i = 0; i < p->steps.n; i++) {
+    n_patches += (size_t)p->steps.at[i].n_patches;
+    for (int k = 0; k < p->steps.at[i].op->n_params; k++) n_draws += is_draw(p->steps.at[i].op, k);
+  }
+  r->patches = arena_array(&r->arena, Patch, n_patches + 1);
+  r->draws = arena_array(&r->arena, Draw, n_draws + 1);
+  for (size_t i = 0; i < p->numbers.n; i++)
+    if (p->numbers.at[i].cell != PLAN_NO_CELL)
+      r->patches[r->n_patches++] =
+          (Patch){r->numbers + 8 * i, p->numbers.at[i].cell, -1, p->numbers.at[i].dtype};
+  for (size_t i = 0; i < p->steps.n; i++) {
+    const PlanStep *s = &p->steps.at[i];
+    for (int k = 0; k < s->n_patches; k++)
+      r->patches[r->n_patches++] = (Patch){arg_of(r, i, s->patches[k].param), s->patches[k].cell,
+                                           (int8_t)s->op->params[s->patches[k].param].kind, 0};
+    for (int k = 0; k < s->op->n_params; k++) {
+      if (!is_draw(s->op, k)) continue;
+      RngKey *key = arg_of(r, i, k);
+      r->draws[r->n_draws++] = (Draw){key, key->stream};
+    }
   }
 }
 
@@ -97,9 +117,105 @@ static void make_numbers(Runtime *r) {
   }
 }
 
+static void give_streams(Runtime *r, Stream *stream) {
+  for (int k = 0; k < r->n_workers; k++) {
+    Worker *w = &r->workers[k];
+    w->device_stream = r->threads ? r->device->api->stream_create(r->device) : stream;
+    if (r->threads && !w->device_stream)
+      arena_throw(&r->arena, err_set(MF_ENOMEM, "out of memory"));
+    for (int i = 0; i < w->n_actors; i++)
+      for (int j = w->actors[i]->task->first, n = j + w->actors[i]->task->n; j < n; j++)
+        r->calls[j].stream = w->device_stream;
+  }
+}
+
+/* The most scratch that a worker's steps need; kernels may want it for each thread. */
+static size_t measure_scratch(const Worker *w) {
+  const Runtime *r = w->runtime;
+  size_t most = 0;
+  for (int i = 0; i < w->n_actors; i++)
+    for (int j = w->actors[i]->task->first, n = j + w->actors[i]->task->n; j < n; j++) {
+      const OpSpec *spec = r->calls[j].op->spec[r->options.isa];
+      size_t bytes = spec->scratch ? spec->scratch(&r->calls[j]) : 0;
+      if (bytes > most) most = bytes;
+    }
+  return most;
+}
+
+/* Scratch may have moved when others use the stream, or when the number of threads changed. */
+static int set_scratch(Runtime *r) {
+  bool anew = r->thread_count != thread_count();
+  r->thread_count = thread_count();
+  for (int k = 0; k < r->n_workers; k++) {
+    Worker *w = &r->workers[k];
+    if (anew) w->scratch_bytes = measure_scratch(w);
+    if (!w->scratch_bytes) continue;
+    void *scratch = stream_scratch(w->device_stream, w->scratch_bytes);
+    if (!scratch)
+      return err_set(MF_ENOMEM, "out of memory for %zu bytes of scratch", w->scratch_bytes);
+    if (scratch == w->scratch) continue;
+    w->scratch = scratch;
+    for (int i = 0; i < w->n_actors; i++)
+      for (int j = w->actors[i]->task->first, n = j + w->actors[i]->task->n; j < n; j++)
+        r->calls[j].scratch = scratch;
+  }
+  return 0;
+}
+
+/* Actors by worker, one for each stream that has any. */
+static void make_workers(Runtime *r) {
+  const Plan *p = r->plan;
+  int *worker_of = arena_array(&r->arena, int, p->streams.n + 1),
+      *count = arena_array(&r->arena, int, p->streams.n + 1);
+  r->workers = arena_array(&r->arena, Worker, p->streams.n + 1);
+  r->actors = arena_array(&r->arena, Actor, p->tasks.n + 1);
+  for (size_t i = 0; i < p->tasks.n; i++) {
+    count[p->tasks.at[i].stream]++;
+    r->threads |= p->tasks.at[i].call != PLAN_NO_CALL && !p->tasks.at[i].n_in;
+  }
+  for (size_t s = 0; s < p->streams.n; s++) {
+    if (!count[s]) continue;
+    worker_of[s] = r->n_workers;
+    Worker *w = &r->workers[r->n_workers++];
+    *w = (Worker){.runtime = r, .stream = (int)s, .ring = 1, .most = 1};
+    while (w->ring < (unsigned)count[s] + 1) w->ring *= 2;
+    w->ready = arena_alloc(&r->arena, sizeof *w->ready * w->ring);
+    w->actors = arena_alloc(&r->arena, sizeof *w->actors * (size_t)count[s]);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    atomic_init(&w->busy, -1);
+  }
+  r->threads |= r->n_workers > 1;
+  for (size_t i = 0; i < p->tasks.n; i++) {
+    Worker *w = &r->workers[worker_of[p->tasks.at[i].stream]];
+    r->actors[i].task = &p->tasks.at[i];
+    r->actors[i].worker = w;
+    w->actors[w->n_actors++] = &r->actors[i];
+  }
+}
+
+/* Of each edge between workers there are at most as many letters under way as buffers, and the
+ * last, in each direction. */
+static void make_inboxes(Runtime *r) {
+  for (size_t i = 0; i < r->plan->tasks.n; i++) {
+    Actor *a = &r->actors[i];
+    for (int k = 0; k < a->n_in; k++) {
+      if (a->in[k].from->worker == a->worker) continue;
+      int n = r->plan->registers.at[a->in[k].reg].n_buffers + 1;
+      a->worker->most += n;
+      a->in[k].from->worker->most += n;
+    }
+  }
+  for (int k = 0; k < r->n_workers; k++) {
+    Worker *w = &r->workers[k];
+    w->inbox = arena_array(&r->arena, Message, w->most);
+    w->reading = arena_array(&r->arena, Message, w->most);
+  }
+}
+
 typedef struct Making {
   Runtime *r;
-  int isa;
+  Stream *stream;
 } Making;
 
 static void make(void *ud) {
@@ -110,15 +226,24 @@ static void make(void *ud) {
   for (int home = PLAN_INPUT; home <= PLAN_NUMBER; home++)
     r->ports[home] = arena_array(&r->arena, Port, n[home] + 1);
   r->cells = arena_array(&r->arena, double, p->n_cells + 1);
-  r->block = r->device->api->alloc(r->device, (size_t)p->block_bytes, r->stream);
+  r->host = arena_array(&r->arena, Call, p->calls.n + 1);
+  make_workers(r);
+  r->block = r->device->api->alloc(r->device, (size_t)p->block_bytes, NULL);
   if (!r->block)
     arena_throw(&r->arena, err_set(MF_ENOMEM, "out of memory: the plan's block has %lld bytes",
                                    (long long)p->block_bytes));
-  make_calls(r, m->isa);
+  r->calls = arena_array(&r->arena, OpCall, p->steps.n);
+  r->kernels = arena_alloc(&r->arena, sizeof *r->kernels * p->steps.n);
+  for (size_t i = 0; i < p->steps.n; i++) make_call(r, i);
   make_numbers(r);
+  list_patches(r);
+  give_streams(r, m->stream);
+  actors_create(r);
+  make_inboxes(r);
+  actors_reset(r);
 }
 
-Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, int isa) {
+Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, const RuntimeOptions *o) {
   Runtime *r = mem_zalloc(sizeof *r);
   if (!r) {
     err_set(MF_ENOMEM, "out of memory");
@@ -126,9 +251,10 @@ Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, int isa) 
   }
   r->plan = p;
   r->device = device;
-  r->stream = stream;
-  r->isa = isa;
-  Making m = {r, isa};
+  r->options = *o;
+  pthread_mutex_init(&r->lock, NULL);
+  pthread_cond_init(&r->changed, NULL);
+  Making m = {r, stream};
   if (!arena_protect(&r->arena, make, &m)) return r;
   runtime_destroy(r);
   return NULL;
@@ -136,8 +262,16 @@ Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, int isa) 
 
 void runtime_destroy(Runtime *r) {
   if (!r) return;
-  if (r->block)
-    r->device->api->release(r->device, r->block, (size_t)r->plan->block_bytes, r->stream);
+  workers_stop(r);
+  for (int k = 0; k < r->n_workers; k++) {
+    Worker *w = &r->workers[k];
+    if (r->threads && w->device_stream) r->device->api->stream_destroy(w->device_stream);
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->wake);
+  }
+  if (r->block) r->device->api->release(r->device, r->block, (size_t)r->plan->block_bytes, NULL);
+  pthread_mutex_destroy(&r->lock);
+  pthread_cond_destroy(&r->changed);
   arena_free(&r->arena);
   mem_free(r);
 }
@@ -152,55 +286,63 @@ void runtime_bind(Runtime *r, PlanHome home, int port, void *data) {
     p->fixups.at[i].view->data = (char *)data + p->fixups.at[i].offset;
 }
 
+void runtime_bind_call(Runtime *r, int call, RuntimeCall *fn, void *ud) {
+  r->host[call] = (Call){fn, ud};
+}
+
 void runtime_set_cell(Runtime *r, int cell, double value) {
   r->cells[cell] = value;
 }
 
-/* Scalar arguments and numbers that are cells, and the keys of random ops. */
-static int set_scalars(Runtime *r, uint64_t seed, uint64_t stream) {
-  const Plan *p = r->plan;
-  for (size_t i = 0; i < p->numbers.n; i++)
-    if (p->numbers.at[i].cell != PLAN_NO_CELL)
-      dtype_set_f64((DType)p->numbers.at[i].dtype, r->numbers + 8 * i,
-                    r->cells[p->numbers.at[i].cell]);
-  for (size_t i = 0; i < p->steps.n; i++) {
-    const PlanStep *s = &p->steps.at[i];
-    char *args = (char *)(uintptr_t)r->calls[i].args;
-    for (int k = 0; k < s->n_patches; k++) {
-      const Param *param = &s->op->params[s->patches[k].param];
-      double value = r->cells[s->patches[k].cell];
-      if (param->kind == PARAM_FLOAT) *(double *)(void *)(args + param->offset) = value;
-      else if (param->kind == PARAM_BOOL) *(bool *)(args + param->offset) = value != 0;
-      else *(int64_t *)(void *)(args + param->offset) = (int64_t)value;
-    }
-    for (int k = 0; k < s->op->n_params; k++) {
-      if (s->op->params[k].kind != PARAM_GENERATOR) continue;
-      size_t at = s->op->params[k].offset;
-      const RngKey *from = (const RngKey *)(const void *)((const char *)s->args + at);
-      *(RngKey *)(void *)(args + at) = (RngKey){seed, stream + from->stream};
-    }
+static void set_patch(const Patch *p, double value) {
+  switch (p->kind) {
+    case -1: dtype_set_f64((DType)p->dtype, p->to, value); break;
+    case PARAM_FLOAT: *(double *)p->to = value; break;
+    case PARAM_BOOL: *(bool *)p->to = value != 0; break;
+    default: *(int64_t *)p->to = dtype_f64_to_i64(value);
+  }
+}
+
+int runtime_launch(Runtime *r, int first, int n) {
+  atomic_bool *interrupted = &r->device->context->interrupted;
+  for (int i = first; i < first + n; i++) {
+    const Watch *watch = watch_of(r->device->context);
+    const PlanStep *s = &r->plan->steps.at[i];
+    int rc = watch ? watch_launch(watch, s->op->spec[r->options.isa], &r->calls[i], s->where)
+                   : r->kernels[i](&r->calls[i]);
+    if (!rc && atomic_load_explicit(interrupted, memory_order_relaxed) &&
+        atomic_exchange(interrupted, false))
+      rc = err_set(MF_EINTR, "interrupted");
+    if (rc) return s->where ? err_prefix(rc, s->where) : rc;
   }
   return 0;
 }
 
+static int check_calls(const Runtime *r) {
+  for (size_t k = 0; k < r->plan->calls.n; k++)
+    if (!r->host[k].fn)
+      return err_set(MF_EINVAL, "plan %s: nothing was bound to the call %s", r->plan->name,
+                     r->plan->calls.at[k]);
+  return 0;
+}
+
 int runtime_run(Runtime *r, uint64_t seed, uint64_t stream) {
-  const Plan *p = r->plan;
-  void *scratch = NULL;
-  if (r->threads != thread_count()) measure_scratch(r);
-  if (r->scratch_bytes && !(scratch = stream_scratch(r->stream, r->scratch_bytes)))
-    return err_set(MF_ENOMEM, "out of memory for %zu bytes of scratch", r->scratch_bytes);
-  int rc = set_scalars(r, seed, stream);
-  atomic_bool *interrupted = &r->device->context->interrupted;
-  for (size_t i = 0; i < p->steps.n && !rc; i++) {
-    r->calls[i].scratch = scratch;
-    const Watch *watch = watch_of(r->device->context);
-    rc = watch ? watch_launch(watch, p->steps.at[i].op->spec[r->isa], &r->calls[i],
-                              p->steps.at[i].where)
-               : r->kernels[i](&r->calls[i]);
-    if (!rc && atomic_load_explicit(interrupted, memory_order_relaxed) &&
-        atomic_exchange(interrupted, false))
-      rc = err_set(MF_EINTR, "interrupted");
-    if (rc && p->steps.at[i].where) rc = err_prefix(rc, p->steps.at[i].where);
+  int rc = check_calls(r);
+  if (!rc) rc = set_scratch(r);
+  if (rc) return rc;
+  for (size_t i = 0; i < r->n_patches; i++) set_patch(&r->patches[i], r->cells[r->patches[i].cell]);
+  for (size_t i = 0; i < r->n_draws; i++)
+    *r->draws[i].to = (RngKey){seed, stream + r->draws[i].from};
+  if (r->threads) {
+    if (!r->started) rc = workers_start(r);
+    return rc ? rc : workers_run(r);
   }
+  rc = worker_run_here(&r->workers[0]);
+  if (rc > 0) actors_reset(r);
   return rc;
+}
+
+void runtime_stop(Runtime *r) {
+  if (r->threads) workers_stop(r);
+  else actors_reset(r);
 }

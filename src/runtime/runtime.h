@@ -1,4 +1,4 @@
-/* Runs a plan: memory, bound ports, launches. */
+/* Runs a plan: memory, bound ports, actors on threads. */
 #ifndef MF_RUNTIME_H
 #define MF_RUNTIME_H
 #include "device.h"
@@ -6,16 +6,38 @@
 
 typedef struct Runtime Runtime;
 
-/* Memory for p's block on `device`; kernels are those of op table `isa`. NULL with the error set.
- * The plan must outlive it. */
-Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, int isa);
+/* What a call of the host does when its task acts: in and out are the memory of the registers that
+ * it consumes and produces (NULL: an order edge), in the order of their ids. 0, RUNTIME_END: there
+ * is no more, which ends the streams that follow from it, or a code with the error set. It runs on
+ * its stream's thread. */
+enum { RUNTIME_END = -1 };
+typedef int RuntimeCall(void *ud, void *const *in, void *const *out);
+
+typedef struct RuntimeOptions {
+  int isa;      /* which op table */
+  int watch_ms; /* how long nothing may move; 0: 10 seconds, < 0: for ever */
+  /* Calls of the host may take their time. Where this is set, it is told when nothing has moved for
+   * watch_ms because of one; once for each time. */
+  void (*slow)(void *ud, const char *text);
+  void *ud;
+} RuntimeOptions;
+
+/* Memory for p's block on `device`. NULL with the error set. The plan must outlive it. A plan of
+ * one stream and no sources runs on the calling thread, on `stream`. */
+Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, const RuntimeOptions *o);
 void runtime_destroy(Runtime *r);
 
 /* The memory of a port; must be bound before a run, and again only when it changes. */
 void runtime_bind(Runtime *r, PlanHome home, int port, void *data);
-/* The cells' values for the next run, and the first stream number and seed of random ops. */
+void runtime_bind_call(Runtime *r, int call, RuntimeCall *fn, void *ud);
+/* The cells' values for the next run. */
 void runtime_set_cell(Runtime *r, int cell, double value);
-/* One run of all steps: 0 or a code. `seed` and `stream` are what random ops begin from. */
+
+/* One round: every task acts once, sources as far ahead as their buffers reach. 0; RUNTIME_END: a
+ * source had no more; or the first code of an actor, all of them being then as at the start.
+ * `seed` and `stream` are what random ops begin from. */
 int runtime_run(Runtime *r, uint64_t seed, uint64_t stream);
+/* Ends what sources did ahead, and the threads; the next run begins anew. */
+void runtime_stop(Runtime *r);
 
 #endif

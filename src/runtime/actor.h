@@ -1,0 +1,180 @@
+/* Actors and the workers that run them: what the files of this folder share. */
+#ifndef MF_ACTOR_H
+#define MF_ACTOR_H
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "runtime.h"
+
+typedef struct Actor Actor;
+typedef struct Worker Worker;
+
+typedef enum MessageKind {
+  MESSAGE_FULL, /* the producer filled the consumer's input `slot` */
+  MESSAGE_FREE, /* a consumer returns the buffer of act `count` of the producer's output `slot` */
+  MESSAGE_END,  /* no more than `count` ever come in input `slot` */
+  MESSAGE_GONE  /* consumer `from` of output `slot` ended after returning `count` */
+} MessageKind;
+
+typedef struct Message {
+  Actor *to, *from;
+  uint64_t count;
+  int slot;
+  uint8_t kind;
+} Message;
+
+/* Where an actor's message goes. */
+typedef struct Link {
+  Actor *to;
+  int slot;  /* which input, or output, that is for `to` */
+  bool back; /* a return: `to` is the producer */
+} Link;
+
+typedef struct Input {
+  Actor *from;
+  int slot; /* which output of `from` */
+  int reg;
+  int full; /* buffers that came and were not read yet */
+} Input;
+
+typedef struct Output {
+  int reg, n_buffers, n_readers;
+  Link *readers;
+  int free;
+  int *reading; /* for each buffer, how many have not returned it */
+} Output;
+
+/* A view whose register has several buffers: data = base + buffer * size. */
+typedef struct Turn {
+  View *view;
+  char *base;
+  int64_t size;
+  int n_buffers;
+} Turn;
+
+struct Actor {
+  int pending; /* how many things it waits for; see actor.c */
+  int waits;   /* fast: what `pending` is after an act, but for the tick */
+  bool fast, ticked, paced, ended;
+  int n_near, n_links; /* fast: links to fast actors of the same worker, then the others */
+  Link *links;
+  uint64_t acts, limit; /* how often it acted; how often it may at all */
+  uint64_t ticks;       /* how often it may by now, if ticked */
+  Worker *worker;
+  Actor *next_ending; /* in the worker's list */
+  const PlanTask *task;
+  int n_in, n_out, n_readers; /* all readers of all outputs */
+  Input *in;
+  Output *out;
+  int n_turns;
+  Turn *turns;
+  void **data; /* of a call: in, then out */
+};
+
+/* A stream's actors and, where there is more than one, its thread. */
+struct Worker {
+  Runtime *runtime;
+  int stream; /* of the plan */
+  Stream *device_stream;
+  size_t scratch_bytes; /* the most that a step needs, and where that is */
+  void *scratch;
+  Actor **ready; /* a ring of `ring` places, a power of two that holds all actors */
+  unsigned head, tail, ring;
+  Actor **actors;
+  int n_actors, n_alive;
+  int n_paced;  /* alive ones that act once a round */
+  int64_t left; /* acts until the rounds that it knows of are done */
+  uint64_t rounds;
+  Actor *ending;  /* those that ended and have not said so */
+  uint64_t least; /* acts of those that ended, once a round: less than `rounds` if any lacks one */
+  bool done;      /* what it knows of was said to be done */
+  bool stopping;  /* it has been told */
+  pthread_t thread;
+  bool has_thread;
+  pthread_mutex_t lock; /* of what follows; held while it goes to sleep */
+  pthread_cond_t wake;
+  bool asleep, parked, stop;
+  uint64_t rounds_wanted;
+  Message *inbox, *reading; /* two arrays that take turns */
+  int n_inbox, most;
+  atomic_bool mail;    /* something above is new */
+  atomic_ullong beats; /* acts, for the watchdog */
+  atomic_int busy;     /* the task that runs; -1: none */
+};
+
+/* A call of the host. */
+typedef struct Call {
+  RuntimeCall *fn;
+  void *ud;
+} Call;
+
+/* Actors as the plan's tasks say, in the arena, under its protection. */
+void actors_create(Runtime *r);
+/* As before the first round. */
+void actors_reset(Runtime *r);
+
+/* Everything that a message does to its actor. */
+void actor_receive(const Message *m);
+/* One act: the task's work, then the messages. 0 or a code. */
+int actor_act(Actor *a);
+/* `n` more ticks. */
+void actor_tick(Actor *a, uint64_t n);
+/* It acts no more than `limit` times; when it has, it is put among those that end. */
+void actor_limit(Actor *a, uint64_t limit);
+/* Those tell their neighbours, some of whom end thereby, until all is said. */
+void actors_end(Worker *w);
+/* What it waits for, a line; nothing when it has ended. */
+void actor_print_waits(const Actor *a, Str *out);
+
+/* Puts an actor of which nothing is pending in its worker's queue. */
+static inline void worker_push(Worker *w, Actor *a) {
+  w->ready[w->tail++ & (w->ring - 1)] = a;
+}
+/* A message to an actor of another worker. */
+void worker_send(Worker *w, const Message *m);
+/* One round on the calling thread, which is the only one: 0, RUNTIME_END or a code. */
+int worker_run_here(Worker *w);
+/* Threads, all or none: 0 or a code. */
+int workers_start(Runtime *r);
+/* Ends the actors by a cascade and joins the threads. */
+void workers_stop(Runtime *r);
+/* One round on the threads: until it is done, nothing can move or an actor failed. 0, RUNTIME_END
+ * or a code, all actors then being as at the start. */
+int workers_run(Runtime *r);
+
+enum { RUNTIME_TEXT = 2048 };
+
+struct Runtime {
+  Arena arena;
+  const Plan *plan;
+  Device *device;
+  RuntimeOptions options;
+  char *block;
+  OpCall *calls; /* one per step */
+  int (**kernels)(const OpCall *);
+  struct Port *ports[PLAN_HOMES];
+  struct Patch *patches; /* what is set before a run */
+  struct Draw *draws;
+  size_t n_patches, n_draws;
+  double *cells;
+  char *numbers; /* 8 bytes each */
+  Call *host;    /* by number of call */
+  Actor *actors; /* by task */
+  Worker *workers;
+  int n_workers;
+  bool threads, started;
+  int thread_count;     /* of each worker's kernels */
+  pthread_mutex_t lock; /* of what follows */
+  pthread_cond_t changed;
+  int running, n_parked; /* workers that have rounds to do; that wait for `resets` to change */
+  uint64_t resets;
+  bool ended, stopping; /* some worker missed acts; no reset comes any more */
+  int code;
+  char text[RUNTIME_TEXT];
+  atomic_bool failed;
+};
+
+/* The work of steps [first, first + n): 0 or a code. */
+int runtime_launch(Runtime *r, int first, int n);
+
+#endif
