@@ -219,9 +219,10 @@ end
 -- and makes a plan of what it does to tensors, gradients and optimisers, which this call and later ones run.
 -- {name = what texts call it, cache_size = how many forms are kept, passes = {cse = false}: which rewrites
 -- are left out, one_op_tasks = each op is a task of the runtime}. The result has `misses`, how many forms were
--- compiled, and `forms`, which they were; print shows their graphs. With amp = 'bfloat16' matrix products and convolutions are computed in bfloat16, while
--- parameters, gradients and the rest stay float32 (where the CPU does not have that arithmetic nothing
--- changes, unless amp_force = true). The environment's MF_DUMP=graph,pass,plan shows the stages of compiling.
+-- compiled, and `forms`, which they were; print shows their graphs. With amp = 'bfloat16' matrix products and
+-- convolutions are computed in bfloat16, while parameters, gradients and the rest stay float32 (where the CPU
+-- does not have that arithmetic nothing changes, unless amp_force = true). The environment's
+-- MF_DUMP=graph,pass,plan shows the stages of compiling.
 function M.compile(f, o)
   o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table, amp = options.none,
     amp_force = false, one_op_tasks = false })
