@@ -65,7 +65,8 @@ describe('examples', function()
   it('fashion_mnist.lua --eager learns the same', function()
     local output, code = train(('--epochs 3 --eager --save %s/e.safetensors'):format(folder))
     assert.equal(0, code, output)
-    local compiled, eager = mf.load(folder .. '/a.safetensors', { nested = false }), mf.load(folder .. '/e.safetensors', { nested = false })
+    local compiled = mf.load(folder .. '/a.safetensors', { nested = false })
+    local eager = mf.load(folder .. '/e.safetensors', { nested = false })
     local n = 0
     for name, t in pairs(eager) do
       assert(mf.allclose(t, compiled[name], { rtol = 1e-3, atol = 1e-3 }), name)

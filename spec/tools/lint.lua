@@ -57,7 +57,7 @@ end
 
 -- What only some files may do.
 local rules = {
-  { 'case%s+OP_%l', 'a test for one op belongs into the op\'s own file', { 'src/op/' } },
+  { 'case%s+OP_%l', 'a test for one op belongs into the op\'s own file', { 'src/op/', 'src/pass/' } },
   { '==%s*OP_%l', 'a test for one op belongs into the op\'s own file', { 'src/op/', 'src/pass/' } },
   { '%f[%w_]f?printf%s*%(', 'the library never prints', { 'src/main.c', 'src/bind/program.c', 'src/base/err.c' } },
   { '%f[%w_]f?puts%s*%(', 'the library never prints', { 'src/main.c', 'src/bind/program.c', 'src/base/err.c' } },

@@ -126,31 +126,40 @@ static bool is_dumped(const char *stage) {
   return false;
 }
 
-static void dump_text(const char *stage, Str *text) {
-  fprintf(stderr, "-- %s\n%s", stage, text->text ? text->text : "");
+/* Onto Lua's io.stderr, since the library itself does not print. */
+static void dump_text(lua_State *L, const char *stage, Str *text) {
+  int top = lua_gettop(L);
+  lua_getglobal(L, "io");
+  if (lua_istable(L, -1)) lua_getfield(L, -1, "stderr");
+  if (lua_isuserdata(L, -1)) {
+    lua_getfield(L, -1, "write");
+    lua_insert(L, -2);
+    lua_pushfstring(L, "-- %s\n%s", stage, text->text ? text->text : "");
+    lua_pcall(L, 2, 0, 0);
+  }
+  lua_settop(L, top);
   str_free(text);
 }
 
 static void dump_graph(void *ud, const char *stage, Graph *g) {
-  (void)ud;
   Str s = {0};
   if (!is_dumped(stage)) return;
   graph_print(g, &s);
-  dump_text(stage, &s);
+  dump_text(ud, stage, &s);
 }
 
-static void dump_plan(Job *j) {
+static void dump_plan(lua_State *L, Job *j) {
   Str s = {0};
   if (!is_dumped("plan")) return;
   job_print_plan(j, &s);
   job_print_memory(j, &s);
-  dump_text("plan", &s);
+  dump_text(L, "plan", &s);
 }
 
 /* The table at `index` says pass = false for what is not to run; names were checked. Behind it, the
  * name of the dtype of products. */
 static PassSettings settings_of(lua_State *L, int index) {
-  PassSettings s = {.dump = getenv("MF_DUMP") ? dump_graph : NULL};
+  PassSettings s = {.dump = getenv("MF_DUMP") ? dump_graph : NULL, .ud = L};
   if (lua_isstring(L, index + 1)) s.amp = dtype_parse(lua_tostring(L, index + 1));
   for (int k = 0; k < pass_count && lua_istable(L, index); k++) {
     lua_getfield(L, index, pass_table[k].name);
@@ -270,7 +279,7 @@ static int compile(lua_State *L) {
   else rc = take_results(S, L, b->job, lua_gettop(L), &settings, &options);
   if (rc == MF_ELUA) return lua_error(L);
   if (rc) return bind_raise(L);
-  dump_plan(b->job);
+  dump_plan(L, b->job);
   lua_settop(L, box);
   return 1;
 }

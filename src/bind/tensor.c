@@ -388,7 +388,8 @@ static int tensor_eq(lua_State *L) {
 
 /* Lua makes a boolean of what these return, so they cannot compare by element. */
 static int tensor_less(lua_State *L) {
-  return bind_error(L, "<, <=: tensors are compared by methods: x:lt(y), x:le(y), x:gt(y), x:ge(y)");
+  return bind_error(L,
+                    "<, <=: tensors are compared by methods: x:lt(y), x:le(y), x:gt(y), x:ge(y)");
 }
 
 static int tensor_len(lua_State *L) {

@@ -14,7 +14,6 @@
 #include "graph_int.h"
 #include "mem.h"
 #include "op_args.h"
-#include "op_ids.h"
 
 static char *type_text(DType dtype, int ndim, const int64_t *shape, char *buf) {
   char sizes[SHAPE_TEXT_MAX];
@@ -92,7 +91,7 @@ static int check_inference(Checker *c, GraphNode *n) {
     c->in[k] = n->in[k] ? &c->metas[k] : NULL;
     if (n->in[k]) meta_of(n->in[k], &c->metas[k]);
   }
-  if (n->op->id == OP_as_strided) lay_out(n, &c->metas[0]);
+  if (n->op->spec[0]->flags & OP_STRIDED) lay_out(n, &c->metas[0]);
   Asking a = {.infer = {.op = n->op,
                         .args = args.bytes,
                         .in = c->in,

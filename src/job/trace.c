@@ -344,7 +344,7 @@ static void record_op(Trace *t, EagerCall *c, GraphValue *const *in) {
  * of memory, which values do not have, is read from the whole. */
 static void record_view(Trace *t, EagerCall *c, GraphValue *const *in) {
   TraceStorage *ts = find(t, c->in[0]->storage);
-  if (c->op->id == OP_as_strided) return;
+  if (c->op->spec[0]->flags & OP_STRIDED) return;
   GraphNode *n = graph_add_op(t->graph, NULL, c->op, c->args, c->n_in, in, c->n_out);
   n->where = here(t);
   for (int k = 0; k < c->n_out; k++) {

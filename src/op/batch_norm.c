@@ -131,58 +131,61 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
 
 /* -- Loops over planes and rows ---------------------------------------------------------------- */
 
-#define BATCH_NORM(C, T)                                                                           \
-  /* Moments of channels [begin, end). */                                                          \
-  static void plane_moments_##C(int64_t begin, int64_t end, void *arg) {                           \
-    const BatchJob *j = arg;                                                                       \
-    for (int64_t n = 0; n < j->n; n++)                                                             \
-      for (int64_t c = begin; c < end; c++)                                                        \
-        moments_row_##C(j->inner, (const T *)j->x + (n * j->channels + c) * j->inner,              \
-                        n * j->inner, &j->mean[c], &j->second[c]);                                 \
-  }                                                                                                \
-  static void row_moments_##C(int64_t begin, int64_t end, void *arg) {                             \
-    const BatchJob *j = arg;                                                                       \
-    for (int64_t p = begin; p < end; p++) {                                                        \
-      double *mean = j->mean + p * j->channels, *m2 = j->second + p * j->channels;                 \
-      int64_t first = part_row(j, p), rows = part_row(j, p + 1) - first;                           \
-      memset(mean, 0, sizeof(double) * (size_t)j->channels);                                       \
-      memset(m2, 0, sizeof(double) * (size_t)j->channels);                                         \
-      moments_columns_##C(rows, j->channels, (const T *)j->x + first * j->channels, j->channels,   \
-                          0, mean, m2);                                                            \
-    }                                                                                              \
-  }                                                                                                \
-  /* What follows the normalisation, on n elements of y, the first at `at`. */                     \
-  static inline void finish_##C(const BatchJob *j, int64_t at, int64_t n) {                        \
-    T *restrict y = (T *)j->y + at;                                                                \
-    const T *restrict r = (const T *)j->residual + at;                                             \
-    if (j->residual)                                                                               \
-      for (int64_t i = 0; i < n; i++) y[i] += r[i];                                                \
-    if (j->relu)                                                                                   \
-      for (int64_t i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i];                                  \
-  }                                                                                                \
-  static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */         \
-    const BatchJob *j = arg;                                                                       \
-    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;              \
-    for (int64_t k = begin; k < end; k++) {                                                        \
-      int64_t c = k % j->channels;                                                                 \
-      for (int64_t i = 0; i < j->inner; i += CHUNK) {                                              \
-        int64_t at = k * j->inner + i, n = j->inner - i < CHUNK ? j->inner - i : CHUNK;            \
-        norm_apply_one_##C(n, (const T *)j->x + at, shift[c], a[c], b[c], (T *)j->y + at);         \
-        finish_##C(j, at, n);                                                                      \
-      }                                                                                            \
-    }                                                                                              \
-  }                                                                                                \
-  static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                               \
-    const BatchJob *j = arg;                                                                       \
-    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                  \
-                      *restrict b = (const T *)j->b;                                               \
-    for (int64_t r = begin; r < end; r++) {                                                        \
-      const T *restrict x = (const T *)j->x + r * j->channels;                                     \
-      T *restrict y = (T *)j->y + r * j->channels;                                                 \
-      for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];            \
-      finish_##C(j, r * j->channels, j->channels);                                                 \
-    }                                                                                              \
-  }                                                                                                \
+#define BATCH_NORM(C, T)                                                                         \
+  /* Moments of channels [begin, end). */                                                        \
+  static void plane_moments_##C(int64_t begin, int64_t end, void *arg) {                         \
+    const BatchJob *j = arg;                                                                     \
+    for (int64_t n = 0; n < j->n; n++)                                                           \
+      for (int64_t c = begin; c < end; c++)                                                      \
+        moments_row_##C(j->inner, (const T *)j->x + (n * j->channels + c) * j->inner,            \
+                        n * j->inner, &j->mean[c], &j->second[c]);                               \
+  }                                                                                              \
+  static void row_moments_##C(int64_t begin, int64_t end, void *arg) {                           \
+    const BatchJob *j = arg;                                                                     \
+    for (int64_t p = begin; p < end; p++) {                                                      \
+      double *mean = j->mean + p * j->channels, *m2 = j->second + p * j->channels;               \
+      int64_t first = part_row(j, p), rows = part_row(j, p + 1) - first;                         \
+      memset(mean, 0, sizeof(double) * (size_t)j->channels);                                     \
+      memset(m2, 0, sizeof(double) * (size_t)j->channels);                                       \
+      moments_columns_##C(rows, j->channels, (const T *)j->x + first * j->channels, j->channels, \
+                          0, mean, m2);                                                          \
+    }                                                                                            \
+  }                                                                                              \
+  /* What follows the normalisation, on n elements of y, the first at `at`. */                   \
+  static inline void finish_##C(const BatchJob *j, int64_t at, int64_t n) {                      \
+    T *restrict y = (T *)j->y + at;                                                              \
+    const T *restrict r = (const T *)j->residual + at;                                           \
+    if (j->residual)                                                                             \
+      for (int64_t i = 0; i < n; i++) y[i] += r[i];                                              \
+    if (j->relu)                                                                                 \
+      for (int64_t i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i];                                \
+  }                                                                                              \
+  static void plane_apply_##C(int64_t begin, int64_t end, void *arg) { /* planes (n, c) */       \
+    const BatchJob *j = arg;                                                                     \
+    const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b;            \
+    for (int64_t k = begin; k < end; k++) {                                                      \
+      int64_t c = k % j->channels;                                                               \
+      for (int64_t i = 0; i < j->inner; i += CHUNK) {                                            \
+        int64_t at = k * j->inner + i, n = j->inner - i < CHUNK ? j->inner - i : CHUNK;          \
+        norm_apply_one_##C(n, (const T *)j->x + at, shift[c], a[c], b[c], (T *)j->y + at);       \
+        finish_##C(j, at, n);                                                                    \
+      }                                                                                          \
+    }                                                                                            \
+  }                                                                                              \
+  static void row_apply_##C(int64_t begin, int64_t end, void *arg) {                             \
+    const BatchJob *j = arg;                                                                     \
+    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                \
+                      *restrict b = (const T *)j->b;                                             \
+    for (int64_t r = begin; r < end; r++) {                                                      \
+      const T *restrict x = (const T *)j->x + r * j->channels;                                   \
+      T *restrict y = (T *)j->y + r * j->channels;                                               \
+      for (int64_t c = 0; c < j->channels; c++) y[c] = (x[c] - shift[c]) * a[c] + b[c];          \
+      finish_##C(j, r * j->channels, j->channels);                                               \
+    }                                                                                            \
+  }
+
+/* The same for the backward pass. */
+#define BATCH_NORM_BACKWARD(C, T)                                                                  \
   static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
     const BatchJob *j = arg;                                                                       \
     const T *shift = (const T *)j->shift;                                                          \
@@ -265,6 +268,8 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
   }
 BATCH_NORM(f32, float)
 BATCH_NORM(f64, double)
+BATCH_NORM_BACKWARD(f32, float)
+BATCH_NORM_BACKWARD(f64, double)
 
 /* Runs a pair of loops: over planes or rows, of float or double. */
 static void run(BatchJob *j, int64_t n, int64_t grain, ThreadBody *f32, ThreadBody *f64) {
@@ -429,8 +434,7 @@ static int batch_norm_act_cpu(const OpCall *c) {
 
 static int batch_norm_act_infer(Infer *I) {
   const struct batch_norm_act_args *a = I->args;
-  struct batch_norm_args plain = {
-      .training = a->training, .momentum = a->momentum, .eps = a->eps};
+  struct batch_norm_args plain = {.training = a->training, .momentum = a->momentum, .eps = a->eps};
   const void *args = I->args;
   int rc = 0;
   if (I->in[5]) rc = infer_want_same_shape(I, 5, 0);

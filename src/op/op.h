@@ -105,8 +105,7 @@ struct OpCall {
   void *scratch; /* as many bytes as `scratch` of the record asked for, aligned to 64 */
 };
 
-/* Kernels lay their scratch out in blocks of this alignment. */
-enum { SCRATCH_ALIGN = 64 };
+enum { SCRATCH_ALIGN = 64 }; /* of the blocks in which kernels lay out their scratch */
 
 static inline size_t scratch_aligned(size_t bytes) {
   return (bytes + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
@@ -141,7 +140,8 @@ typedef enum OpFlag {
   OP_FUNCTION_ONLY = 512,
   OP_HIDDEN = 1024,    /* bound as mf._NAME: for the library's own Lua */
   OP_BLOCKWISE = 2048, /* an output may have the data of any input with its places */
-  OP_BY_VALUE = 4096   /* pointwise: `choose` reads the value of a 0-d input */
+  OP_BY_VALUE = 4096,  /* pointwise: `choose` reads the value of a 0-d input */
+  OP_STRIDED = 8192    /* a view that goes by the strides of memory, not by its input's dims */
 } OpFlag;
 
 /* What an op's file declares. */

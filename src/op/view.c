@@ -619,7 +619,7 @@ OP(as_strided,
    .signature =
        "as_strided(Tensor x, int[] size, int[] stride, int? storage_offset=None, *, int[] "
        "x_stride=[], int x_offset=0) -> Tensor",
-   .flags = OP_VIEW, .sbp = "B", .linear = "x", .infer = as_strided_infer)
+   .flags = OP_VIEW | OP_STRIDED, .sbp = "B", .linear = "x", .infer = as_strided_infer)
 
 /* -- Gradients --------------------------------------------------------------------------------- */
 

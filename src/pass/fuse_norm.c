@@ -9,7 +9,8 @@
  * the chain, and dtypes are those that the kernel computes in, so that no rounding is left out and
  * all values stay equal bit for bit; and where nothing between the batch_norm and the chain's end
  * reads the statistics, since the new node stands at the end, where the residual is known. One walk
- * in order, which only takes nodes away: it ends, in linear time but for the way along each chain. */
+ * in order, which only takes nodes away: it ends, in linear time but for the way along each chain.
+ */
 #include <string.h>
 
 #include "op_args.h"
@@ -74,10 +75,8 @@ static bool may_move(const GraphNode *from, const GraphNode *to, const GraphNode
 static void replace(Graph *g, GraphNode *norm, GraphNode *sum, GraphValue *residual,
                     GraphNode *relu) {
   const struct batch_norm_args *a = norm->args;
-  struct batch_norm_act_args args = {.training = a->training,
-                                     .momentum = a->momentum,
-                                     .eps = a->eps,
-                                     .relu = relu != NULL};
+  struct batch_norm_act_args args = {
+      .training = a->training, .momentum = a->momentum, .eps = a->eps, .relu = relu != NULL};
   GraphNode *last = relu ? relu : sum;
   GraphValue *in[6] = {norm->in[0], norm->in[1], norm->in[2], norm->in[3], norm->in[4], residual};
   GraphNode *n = graph_add_op(g, last, &op_table[OP_batch_norm_act], &args, 6, in, norm->n_out);

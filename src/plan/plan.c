@@ -154,9 +154,10 @@ static bool places_differ(const Meta *m) {
   int64_t reach = 0; /* of the dims that were walked, those of smaller strides */
   bool walked[MF_MAX_DIMS] = {false};
   for (int i = 0; i < m->ndim; i++) {
-    int least = -1;
-    for (int d = 0; d < m->ndim; d++)
-      if (!walked[d] && (least < 0 || m->stride[d] < m->stride[least])) least = d;
+    int least = 0;
+    while (walked[least]) least++;
+    for (int d = least + 1; d < m->ndim; d++)
+      if (!walked[d] && m->stride[d] < m->stride[least]) least = d;
     walked[least] = true;
     if (m->shape[least] <= 1) continue;
     if (m->stride[least] <= reach) return false;

@@ -1,6 +1,6 @@
 /* An actor runs one task, again and again, as its registers allow.
  *
- *            actors_create
+ *            actor_create_all
  *                 v                    actor_act
  *            +---------+  pending 0  +---------+
  *        +-->| waiting |------------>| queued  |---+
@@ -9,7 +9,7 @@
  * receive|____|   | actor_limit: acts == limit
  * _tick           v
  *            +---------+
- *            |  ended  |  actors_end: END to its consumers, GONE to its producers
+ *            |  ended  |  actor_end_all: END to its consumers, GONE to its producers
  *            +---------+
  *
  * A register is produced with n buffers, used in turn. Filling one tells each consumer (FULL), who
@@ -83,7 +83,7 @@ static void end(Actor *a) {
     send(a, &(Link){a->in[i].from, a->in[i].slot, true}, MESSAGE_GONE, a->acts);
 }
 
-void actors_end(Worker *w) {
+void actor_end_all(Worker *w) {
   for (Actor *a; (a = w->ending);) { /* a list, since the cascade may be as long as the plan */
     w->ending = a->next_ending;
     end(a);
@@ -346,7 +346,7 @@ static void reset(Runtime *r, Actor *a) {
   if (!a->pending) worker_push(w, a);
 }
 
-void actors_reset(Runtime *r) {
+void actor_reset_all(Runtime *r) {
   for (int k = 0; k < r->n_workers; k++) {
     Worker *w = &r->workers[k];
     w->head = w->tail = 0;
@@ -360,7 +360,7 @@ void actors_reset(Runtime *r) {
   for (size_t i = 0; i < r->plan->tasks.n; i++) reset(r, &r->actors[i]);
 }
 
-void actors_create(Runtime *r) {
+void actor_create_all(Runtime *r) {
   size_t n = r->plan->tasks.n;
   for (size_t i = 0; i < n; i++) {
     Actor *a = &r->actors[i];

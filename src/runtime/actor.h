@@ -109,9 +109,9 @@ typedef struct Call {
 } Call;
 
 /* Actors as the plan's tasks say, in the arena, under its protection. */
-void actors_create(Runtime *r);
+void actor_create_all(Runtime *r);
 /* As before the first round. */
-void actors_reset(Runtime *r);
+void actor_reset_all(Runtime *r);
 
 /* Everything that a message does to its actor. */
 void actor_receive(const Message *m);
@@ -122,7 +122,7 @@ void actor_tick(Actor *a, uint64_t n);
 /* It acts no more than `limit` times; when it has, it is put among those that end. */
 void actor_limit(Actor *a, uint64_t limit);
 /* Those tell their neighbours, some of whom end thereby, until all is said. */
-void actors_end(Worker *w);
+void actor_end_all(Worker *w);
 /* What it waits for, a line; nothing when it has ended. */
 void actor_print_waits(const Actor *a, Str *out);
 
@@ -135,12 +135,12 @@ void worker_send(Worker *w, const Message *m);
 /* One round on the calling thread, which is the only one: 0, RUNTIME_END or a code. */
 int worker_run_here(Worker *w);
 /* Threads, all or none: 0 or a code. */
-int workers_start(Runtime *r);
+int worker_start_all(Runtime *r);
 /* Ends the actors by a cascade and joins the threads. */
-void workers_stop(Runtime *r);
+void worker_stop_all(Runtime *r);
 /* One round on the threads: until it is done, nothing can move or an actor failed. 0, RUNTIME_END
  * or a code, all actors then being as at the start. */
-int workers_run(Runtime *r);
+int worker_run_all(Runtime *r);
 
 enum { RUNTIME_TEXT = 2048 };
 

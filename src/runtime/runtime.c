@@ -238,9 +238,9 @@ static void make(void *ud) {
   make_numbers(r);
   list_patches(r);
   give_streams(r, m->stream);
-  actors_create(r);
+  actor_create_all(r);
   make_inboxes(r);
-  actors_reset(r);
+  actor_reset_all(r);
 }
 
 Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, const RuntimeOptions *o) {
@@ -262,7 +262,7 @@ Runtime *runtime_create(const Plan *p, Device *device, Stream *stream, const Run
 
 void runtime_destroy(Runtime *r) {
   if (!r) return;
-  workers_stop(r);
+  worker_stop_all(r);
   for (int k = 0; k < r->n_workers; k++) {
     Worker *w = &r->workers[k];
     if (r->threads && w->device_stream) r->device->api->stream_destroy(w->device_stream);
@@ -334,15 +334,15 @@ int runtime_run(Runtime *r, uint64_t seed, uint64_t stream) {
   for (size_t i = 0; i < r->n_draws; i++)
     *r->draws[i].to = (RngKey){seed, stream + r->draws[i].from};
   if (r->threads) {
-    if (!r->started) rc = workers_start(r);
-    return rc ? rc : workers_run(r);
+    if (!r->started) rc = worker_start_all(r);
+    return rc ? rc : worker_run_all(r);
   }
   rc = worker_run_here(&r->workers[0]);
-  if (rc > 0) actors_reset(r);
+  if (rc > 0) actor_reset_all(r);
   return rc;
 }
 
 void runtime_stop(Runtime *r) {
-  if (r->threads) workers_stop(r);
-  else actors_reset(r);
+  if (r->threads) worker_stop_all(r);
+  else actor_reset_all(r);
 }

@@ -69,7 +69,7 @@ static void read_mail(Worker *w) {
   }
   for (int k = 0; k < n; k++) actor_receive(&letters[k]);
   if (stop && !w->stopping) begin_end(w);
-  actors_end(w);
+  actor_end_all(w);
 }
 
 /* -- Acting ------------------------------------------------------------------------------------ */
@@ -113,7 +113,7 @@ static void act(Worker *w) {
     atomic_store_explicit(&w->busy, -1, memory_order_relaxed);
     atomic_store_explicit(&w->beats, atomic_load_explicit(&w->beats, memory_order_relaxed) + 1,
                           memory_order_relaxed);
-    if (w->ending) actors_end(w);
+    if (w->ending) actor_end_all(w);
     if (rc) return fail(w->runtime, rc);
   }
 }
@@ -132,7 +132,7 @@ int worker_run_here(Worker *w) {
   while (w->head != w->tail) {
     Actor *a = take_ready(w);
     int rc = a->ended ? 0 : actor_act(a);
-    if (w->ending) actors_end(w);
+    if (w->ending) actor_end_all(w);
     if (rc) return rc;
   }
   if (w->left) return say_stuck(w->runtime);
@@ -207,7 +207,7 @@ static void wait_parked(Runtime *r, int n) {
 
 /* Under r->lock, when all are parked. */
 static void let_go(Runtime *r) {
-  actors_reset(r);
+  actor_reset_all(r);
   r->n_parked = r->running = r->code = 0;
   r->ended = false;
   r->resets++;
@@ -215,7 +215,7 @@ static void let_go(Runtime *r) {
   pthread_cond_broadcast(&r->changed);
 }
 
-int workers_start(Runtime *r) {
+int worker_start_all(Runtime *r) {
   int n = 0;
   r->n_parked = 0;
   while (n < r->n_workers && !pthread_create(&r->workers[n].thread, NULL, run, &r->workers[n]))
@@ -236,7 +236,7 @@ int workers_start(Runtime *r) {
                  r->plan->streams.at[r->workers[n].stream].name);
 }
 
-void workers_stop(Runtime *r) {
+void worker_stop_all(Runtime *r) {
   if (!r->started) return;
   for (int k = 0; k < r->n_workers; k++) {
     Worker *w = &r->workers[k];
@@ -330,7 +330,7 @@ static void post(Runtime *r) {
   }
 }
 
-int workers_run(Runtime *r) {
+int worker_run_all(Runtime *r) {
   Waiting watch = {.beats = all_beats(r)};
   post(r);
   pthread_mutex_lock(&r->lock);
