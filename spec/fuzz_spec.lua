@@ -103,7 +103,7 @@ end)
 local left_out = {}
 for name in ([[set_memory_limit set_num_threads _set_gradients _set_hook _worker_start _safetensors_save save
   set_grad_enabled enable_grad no_grad scope manual_seed data_ptr _memory_usage help _call_part _signatures sleep
-  _sleep]]):gmatch '%S+' do
+  _sleep check_nan]]):gmatch '%S+' do
   left_out[name] = true
 end
 

@@ -142,9 +142,11 @@ static void read_program(void *ud) {
   if (*s.at) scan_fail(&s, "expected the end");
 }
 
-int bind_read_program(lua_State *L, int index, const char *function, Program **out) {
+int bind_read_program(lua_State *L, int index, const char *function, const char *arg,
+                      Program **out) {
   if (lua_type(L, index) != LUA_TSTRING)
-    return err_set(MF_EINVAL, "%s: the program must be a string", function);
+    return err_set(MF_EINVAL, "%s: %s must be the text of a program, is a %s", function, arg,
+                   luaL_typename(L, index));
   ReadProgram r = {.text = lua_tostring(L, index)};
   int rc = arena_protect(&r.arena, read_program, &r);
   if (!rc) {

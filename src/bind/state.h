@@ -123,7 +123,8 @@ int bind_read_device(State *S, lua_State *L, int index, const char *function, co
 /* A table of whole numbers (or a shape). */
 int bind_read_ints(lua_State *L, int index, const char *function, const char *arg, IntList *out);
 /* The text of a program; it lies in a value at the top of the stack. */
-int bind_read_program(lua_State *L, int index, const char *function, Program **out);
+int bind_read_program(lua_State *L, int index, const char *function, const char *arg,
+                      Program **out);
 void bind_push_dtype(State *S, lua_State *L, int dtype);
 void bind_push_shape(State *S, lua_State *L, int ndim, const int64_t *shape);
 /* What a value is, for error texts: "nil", "a string", "a tensor (2, 3) of float32"; into buf. */

@@ -141,7 +141,9 @@ int worker_run_here(Worker *w) {
 
 /* -- Threads ----------------------------------------------------------------------------------- */
 
-/* Waits for the start, or after a failure for the reset. False: the thread is to end. */
+/* Waits for the start, or after a failure for the reset. False: the thread is to end, as all others
+ * that park are. After a reset it goes on even when a stop has come meanwhile: others that woke
+ * sooner wait for what its actors send at their ends. */
 static bool park(Worker *w) {
   Runtime *r = w->runtime;
   pthread_mutex_lock(&r->lock);
@@ -149,7 +151,7 @@ static bool park(Worker *w) {
   r->n_parked++;
   pthread_cond_broadcast(&r->changed);
   while (r->resets == before && !r->stopping) pthread_cond_wait(&r->changed, &r->lock);
-  bool on = !r->stopping;
+  bool on = r->resets != before;
   pthread_mutex_unlock(&r->lock);
   return on;
 }
