@@ -99,7 +99,8 @@ local step_mt = {}
 
 -- What the library's Lua tells the step that is being traced, nil while there is none: fits are
 -- functions that say before each of its calls whether all is as it was, and modes has for each module
--- that was called whether it was training. Where they do not agree, the call needs another step.
+-- that was called whether it was training. Where they do not agree, the call needs another step. undo
+-- are functions that take back, when a call has failed, what scalars counted before it.
 local noted = mf._trace
 
 -- A compiled form: its job, how results are made of the job's, what is refreshed before a call, and
@@ -112,8 +113,8 @@ local function trace(self, ...)
       at[#at + 1] = i
     end
   end
-  local entry, used = { forms = {}, all = true, modes = {}, fits = {} }, {}
-  noted.fits, noted.modes = entry.fits, entry.modes
+  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {} }, {}
+  noted.fits, noted.modes, noted.undo = entry.fits, entry.modes, entry.undo
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)
@@ -127,7 +128,7 @@ local function trace(self, ...)
     end
     return pack(self.f(unpack(args, 1, n)))
   end, tensors, used, self.passes, self.amp, self.one_op_tasks)
-  noted.fits, noted.modes = nil, nil
+  noted.fits, noted.modes, noted.undo = nil, nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
   entry.scalars = used
@@ -184,12 +185,18 @@ local function finish(entry, ...)
   return unpack(out, 1, entry.n)
 end
 
+local function ended(entry, ok, ...)
+  if ok then return finish(entry, ...) end
+  for _, undo in ipairs(entry.undo) do undo() end
+  error((...), 0)
+end
+
 function step_mt.__call(self, ...)
   if mf._tracing() then return self.f(...) end -- inside of another step: part of it
   local entry = entry_of(self, ...)
   for _, s in ipairs(entry.cells) do mf._scalar_set(s, refresh[s]()) end
-  if entry.only_tensors then return finish(entry, entry.job:run(...)) end
-  return finish(entry, entry.job:run(tensors_of(...)))
+  if entry.only_tensors then return ended(entry, pcall(entry.job.run, entry.job, ...)) end
+  return ended(entry, pcall(entry.job.run, entry.job, tensors_of(...)))
 end
 
 function step_mt.__tostring(self)

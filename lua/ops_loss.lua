@@ -115,9 +115,10 @@ end
 
 -- -- Probabilities --------------------------------------------------------------------------------
 
--- What lies outside of [0, 1] makes the loss NaN: only then are the inputs looked at.
+-- What lies outside of [0, 1] makes the loss NaN: only then are the inputs looked at. In a compiled
+-- step the NaN remains.
 local function check_probabilities(where, loss, inputs)
-  if loss.device == 'meta' then return end
+  if loss.device == 'meta' or mf._tracing() then return end
   local sum = mf.no_grad(function() return loss:sum():item() end)
   if sum == sum then return end
   for name, t in pairs(inputs) do

@@ -174,6 +174,9 @@ local function traced_step(states)
     end
     return true
   end)
+  table.insert(mf._trace.undo, function()
+    for _, s in ipairs(states) do s.step = s.step - 1 end
+  end)
   return mf.scalar(function(first) -- `first`: the call that makes the scalar
     local step = states[1].step
     if not first then

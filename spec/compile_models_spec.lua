@@ -193,6 +193,17 @@ describe('a compiled step', function()
       end)
     end
 
+    check('goes twice through a graph', function(side)
+      return function(x, y)
+        side.opt:zero_grad()
+        local l = cross_entropy(side.model(x), y)
+        l:backward { retain_graph = true }
+        l:backward()
+        side.opt:step()
+        return l
+      end
+    end)
+
     check('clips by value', function(side)
       return function(x, y)
         side.opt:zero_grad()
@@ -451,6 +462,24 @@ describe('a compiled step', function()
     local ok, text = pcall(mf.compile(f), mf.tensor({ 1, 2 }, { dtype = mf.int64 }))
     assert(not ok and text:find('row-sparse gradient', 1, true), text)
     assert.equal(grad, table_.weight.grad)
+  end)
+
+  it('takes a step back that failed', function()
+    local a, b = pair(nil, function(p) return optim.AdamW(p, { lr = 0.1 }) end)
+    local compiled = mf.compile(step_of()(b))
+    local plain = step_of()(a)
+    for i = 1, 3 do
+      local x, y, generator = randn(4, 6), ids(5, 4), mf.get_rng_state()
+      plain(x, y)
+      mf.set_rng_state(generator)
+      compiled(x, y)
+      local ok, text = pcall(compiled, x, ids(5, 4) + 5)
+      assert(not ok and text:find('out of range', 1, true), text)
+      assert.equal(i, b.opt.state[b.opt.param_groups[1].params[1]].step)
+    end
+    for name, t in pairs(a.model:state_dict()) do
+      if not name:find 'running' and not name:find 'num_batches' then same(t, b.model:state_dict()[name], name) end
+    end
   end)
 
   it('gives gradients back when the function fails', function()

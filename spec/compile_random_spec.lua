@@ -1,5 +1,6 @@
 -- Random programs, eager and compiled: results, arguments, captured tensors and gradients after each of several
--- calls are the same, bit for bit. A failure prints the seed and the program; MF_SPEC_SEED=N runs that one alone.
+-- calls are the same, bit for bit, with all passes of the compiler, with none and with each alone. A failure
+-- prints the seed and the program; MF_SPEC_SEED=N runs that one alone.
 local mf = require 'moonflow'
 local Values = require 'spec.oracle.values'
 
@@ -241,10 +242,18 @@ local function compare(want, got, what)
   if wrong then error(what .. ' ' .. wrong, 0) end
 end
 
+-- By turns: all passes, none, one alone.
+local function passes_of(seed)
+  local names, on = mf._passes(), {}
+  local turn = seed % (#names + 2)
+  for k, name in ipairs(names) do on[name] = on[name] or turn == 0 or turn == k + 1 end
+  return on
+end
+
 local function check(seed, length, dtype)
   local program = generate(seed, length, dtype)
   local a, b = world(seed, dtype), world(seed, dtype)
-  local plain, compiled = step_of(program, a), mf.compile(step_of(program, b))
+  local plain, compiled = step_of(program, a), mf.compile(step_of(program, b), { passes = passes_of(seed) })
   for call = 1, 4 do
     a.s.value, b.s.value = call / 2, call / 2
     local n = call == 3 and 2 or 1

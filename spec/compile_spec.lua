@@ -312,6 +312,18 @@ describe('mf.compile', function()
     end
   end)
 
+  it('refuses to give a captured tensor other memory', function()
+    local c = mf.ones(2)
+    local ok, text = pcall(mf.compile(function(x) c.data = x * 2 end), mf.ones(2))
+    assert(not ok and text:find('x:copy_(data)', 1, true), text)
+    assert.same({ 1, 1 }, c:tolist())
+    assert.same({ 3, 3 }, mf.compile(function(x)
+      local y = x * 1
+      y.data = x * 2
+      return y + 1
+    end)(mf.ones(2)):tolist())
+  end)
+
   it('refuses captured tensors that got other memory', function()
     local w = mf.ones(2)
     local f = mf.compile(function(x) return x + w end)

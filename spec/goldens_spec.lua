@@ -75,6 +75,57 @@ local function run_op(case, tensors)
   end
 end
 
+-- The same cases as compiled steps, forward and backward. What cannot be: by case, a part of the error.
+local refused = { mask = 'depends on data', masked_select = 'depends on data', nonzero = 'depends on data' }
+
+local function run_op_compiled(case, tensors)
+  local values, place = {}, {}
+  for k, name in ipairs(case.inputs) do
+    values[k] = assert(tensors[case.name .. '/in/' .. name]):detach()
+    place[name] = k
+  end
+  local step = mf.compile(function(...)
+    local list, wanted, loss = { ... }, {}, nil
+    for k, name in ipairs(case.grads) do wanted[k] = list[place[name]]:requires_grad_() end
+    local outs = { compile(case)(mf, nil, unpack(list)) }
+    if #wanted == 0 then return outs, {} end
+    for _, out in ipairs(outs) do
+      if out:is_floating_point() then loss = loss and loss + loss_of(out) or loss_of(out) end
+    end
+    local grads = mf.grad(loss, wanted, { allow_unused = true })
+    for k, x in ipairs(wanted) do grads[k] = grads[k] or mf.zeros_like(x) end
+    return outs, grads
+  end)
+  local outs, grads = step(unpack(values))
+  assert.are.equal(case.outs, #outs)
+  for k, out in ipairs(outs) do
+    compare('output ' .. k - 1, out, tensors[('%s/out/%d'):format(case.name, k - 1)], case)
+  end
+  for k, name in ipairs(case.grads) do
+    compare('gradient of ' .. name, grads[k], tensors[case.name .. '/grad/' .. name], case)
+  end
+end
+
+local function check_refused(case, tensors)
+  local ok, text = pcall(run_op_compiled, case, tensors)
+  assert(not ok and tostring(text):find(refused[case.name], 1, true), text)
+end
+
+local function run_optimizer_compiled(case, tensors)
+  local p, g = tensors[case.name .. '/in/p']:clone(), tensors[case.name .. '/in/g']
+  p:requires_grad_()
+  local optimizer = compile(case)(mf, mf.optim, p, g)
+  local step = mf.compile(function(gradient)
+    p.grad = gradient + p:detach() * 0.1
+    optimizer:step()
+  end)
+  for k = 0, case.outs - 1 do
+    step(g * math.cos(k))
+    compare('parameter after step ' .. k, p, tensors[('%s/out/%d'):format(case.name, k)], case)
+  end
+  assert.are.equal(1, step.misses)
+end
+
 local function run_optimizer(case, tensors)
   local p, g = tensors[case.name .. '/in/p'], tensors[case.name .. '/in/g']
   p:requires_grad_()
@@ -93,6 +144,10 @@ for _, family in ipairs { 'pointwise', 'binary', 'reduce', 'shape', 'index', 'ma
     setup(function() tensors = mf.load(('%s/%s.safetensors'):format(folder, family)) end)
     for _, case in ipairs(dofile(('%s/%s.lua'):format(folder, family))) do
       if not later[family .. '/' .. case.name] then
+        local compiled = refused[case.name] and check_refused or run_op_compiled
+        it(case.name .. ', compiled', function()
+          (family == 'optim' and run_optimizer_compiled or compiled)(case, tensors)
+        end)
         it(case.name, function() (family == 'optim' and run_optimizer or run_op)(case, tensors) end)
       end
     end

@@ -67,6 +67,24 @@ describe('in-place writes', function()
     it(p.name, function() check(p) end)
   end
 
+  it('compute in the dtype of all operands, then round once', function()
+    local a, b = mf.randn(1000), mf.randn({ 1000 }, { dtype = mf.float64 })
+    local want = { add_ = (a:double() + b):float(), mul_ = (a:double() * b):float() }
+    assert.is_false(mf.equal(want.mul_, a * b:float()))
+    for name, y in pairs(want) do
+      local x = a:clone()
+      x[name](x, b)
+      assert.is_true(mf.equal(y, x))
+      local f = mf.compile(function(s, t)
+        s[name](s, t)
+        return s + 0
+      end)
+      assert.is_true(mf.equal(y, f(a:clone(), b)))
+    end
+    local x, c = a:clone(), b[0]:clone()
+    assert.is_true(mf.equal(a * c:float(), x:mul_(c))) -- a 0-d one does not count
+  end)
+
   it('read what they overwrite', function()
     local x = mf.tensor({ 2, 3 }, { requires_grad = true })
     local y = x * 1

@@ -185,6 +185,10 @@ static int set_data(State *S, lua_State *L, Tensor *t) {
   Tensor *src = bind_check_tensor(S, L, 3, "data", "the new data");
   if (!src->storage || !t->storage)
     return bind_error(L, "data: a row-sparse tensor neither has data nor can be that of another");
+  if (S->E->tracer && !(storage_is_traced(t->storage) && !t->storage->data))
+    return bind_error(L,
+                      "data: a tensor from outside gets no other data by a step that is compiled; "
+                      "write x:copy_(data)");
   if (t->ag && t->ag->base)
     return bind_error(L,
                       "data: a view cannot get other data; its base can, or write x:copy_(data)");

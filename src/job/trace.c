@@ -318,6 +318,50 @@ static int written_inputs(const EagerCall *c, int *written) {
   return count;
 }
 
+typedef struct Natural {
+  Infer infer;
+  Meta meta;
+} Natural;
+
+static Meta *natural_output(Infer *I) {
+  Natural *n = (Natural *)I;
+  I->n_out++;
+  return &n->meta;
+}
+
+/* The dtype that a call's first output would have if it were not written into a tensor. */
+static DType natural_dtype(Trace *t, EagerCall *c) {
+  bool mixed = false;
+  const Meta **metas = arena_array(&t->graph->arena, const Meta *, c->n_in);
+  for (int k = 0; k < c->n_in; k++) {
+    metas[k] = c->in[k] ? &c->in[k]->m : NULL;
+    mixed |= metas[k] && !metas[k]->number && metas[k]->dtype != c->into->m.dtype;
+  }
+  if (!mixed) return (DType)c->into->m.dtype;
+  Natural n = {.infer = {.op = c->op,
+                         .args = c->args,
+                         .in = metas,
+                         .n_in = c->n_in,
+                         .device = t->E->device,
+                         .add = natural_output}};
+  int rc = c->op->spec[0]->infer(&n.infer);
+  if (rc) arena_throw(&t->graph->arena, rc);
+  return (DType)n.meta.dtype;
+}
+
+/* The call's result goes into a tensor: what the op makes is cast where the dtype is another. */
+static void record_into(Trace *t, EagerCall *c, GraphValue *v) {
+  struct cast_args args = {.dtype = c->into->m.dtype};
+  v->dtype = (uint8_t)natural_dtype(t, c);
+  if (v->dtype != c->into->m.dtype) {
+    GraphNode *n = graph_add_op(t->graph, NULL, &op_table[OP_cast], &args, 1, &v, 1);
+    n->where = v->node->where;
+    v = &n->out[0];
+    describe(t, v, &c->into->m);
+  }
+  write_to(t, c->into, v);
+}
+
 static void record_op(Trace *t, EagerCall *c, GraphValue *const *in) {
   Graph *g = t->graph;
   int *written = arena_array(&g->arena, int, c->n_in);
@@ -330,7 +374,7 @@ static void record_op(Trace *t, EagerCall *c, GraphValue *const *in) {
   record_generator(t, n);
   for (int k = 0; k < c->n_out; k++) {
     describe(t, &n->out[k], &c->out[k]->m);
-    if (c->out[k] == c->into) write_to(t, c->into, &n->out[k]);
+    if (c->out[k] == c->into) record_into(t, c, &n->out[k]);
     else add_storage(t, c->out[k]->storage, &c->out[k]->m, &n->out[k]);
   }
   for (int k = 0; k < n_written; k++) {
