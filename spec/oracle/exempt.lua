@@ -29,6 +29,7 @@ return {
     cross_entropy = { lse = true, total = true },
     attention = { lse = true },
     batch_norm = { mean = true, rstd = true, running_mean = true, running_var = true },
+    batch_norm_act = { mean = true, rstd = true, running_mean = true, running_var = true },
   },
   -- The line gives total derivatives: some inputs are made from others, which a difference does not
   -- know. Covered by the second gradients of the op whose gradient it is.

@@ -334,7 +334,8 @@ static int read_value(Reading *r, const Param *p, int i) {
     case PARAM_DEVICE:
       return bind_read_device(r->S, L, slot, r->name, p->name, (int64_t *)(void *)value);
     case PARAM_GENERATOR: return read_generator(r, p, slot, (RngKey *)(void *)value);
-    case PARAM_PROGRAM: return bind_read_program(L, slot, r->name, p->name, (Program **)(void *)value);
+    case PARAM_PROGRAM:
+      return bind_read_program(L, slot, r->name, p->name, (Program **)(void *)value);
     case PARAM_TENSOR: break;
   }
   return 0;

@@ -22,6 +22,7 @@
 
 #include "fused_run.h"
 #include "op_args.h"
+#include "pointwise_kernel.h"
 #include "pointwise_run.h"
 
 enum {

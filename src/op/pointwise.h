@@ -13,6 +13,7 @@
 #include <math.h>
 
 #include "op_args.h"
+#include "pointwise_kernel.h"
 #include "pointwise_run.h"
 #include "vec_math.h"
 
