@@ -131,7 +131,7 @@ local function trace(self, ...)
   noted.fits, noted.modes, noted.undo = nil, nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
-  entry.scalars = used
+  entry.scalars = used -- alive as long as the job, which reads them
   entry.cells = refreshed(used)
   return entry
 end
@@ -205,19 +205,14 @@ function step_mt.__tostring(self)
   return table.concat(parts, '\n')
 end
 
-local said = {}
-
 -- The name of the dtype of products, nil for that of their inputs. Where the CPU does not multiply it
--- natively it would only be slower, so that is said, once, and float32 kept.
+-- natively it would only be slower, so that is said and float32 kept.
 local function precision(o)
   if not o.amp then return nil end
   local name = tostring(o.amp):match '[^.]*$'
   options.choice('compile', 'amp', name, { 'bfloat16', 'float16' })
   if o.amp_force or (name == 'bfloat16' and mf._has_bf16()) then return name end
-  if not said[name] then
-    said[name] = true
-    io.stderr:write('compile: this CPU does not multiply ', name, '; float32 stays (amp_force = true has it done)\n')
-  end
+  options.warn('compile: this CPU does not multiply %s; float32 stays (amp_force = true has it done)', name)
   return nil
 end
 

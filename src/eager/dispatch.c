@@ -1,4 +1,4 @@
-/* The dispatcher: one checked call at a time. eager_run infers the outputs, makes them, launches
+/* The dispatcher: one checked call at a time. eager_call infers the outputs, makes them, launches
  * the kernel and has the tape record the call. A call writes in three ways: into new outputs; into
  * its first input (`into`, the NAME_ forms); into mutated inputs (Tensor! in the signature). The
  * last two are prepared by write.c and count a version of the storage. */
@@ -269,7 +269,7 @@ int eager_interrupted(Eager *E) {
   return err_set(MF_EINTR, "interrupted");
 }
 
-int eager_run(Eager *E, EagerCall *c) {
+int eager_call(Eager *E, EagerCall *c) {
   c->out = c->small;
   c->n_out = 0;
   c->cap_out = 4;

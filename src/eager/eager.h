@@ -1,6 +1,6 @@
 /* Eager execution: tensor handles and the dispatcher. The tape is in tape.h.
  *
- * An Eager is what belongs to one Lua state (or one thread of a C host): grad mode, interpreter,
+ * An Eager is what belongs to one Lua state (or one thread of a C host): grad mode, tracer,
  * generator, streams. It is used by one thread at a time, and so are its tensors; storages may be
  * shared between several. */
 #ifndef MF_EAGER_H
@@ -99,9 +99,6 @@ typedef struct EagerCall {
   Tensor **out, *small[4];
 } EagerCall;
 
-/* Executes checked calls: eager_run, or a tracer's. */
-typedef int Interpreter(Eager *E, EagerCall *call);
-
 /* While a state has one, calls are checked, inferred and taped as ever, but the outputs get no
  * memory, and `record` is called where the kernel would run. */
 typedef struct EagerTracer {
@@ -138,8 +135,6 @@ typedef struct EagerOwner {
 struct Eager {
   Context *context;
   Stream *streams[CONTEXT_DEVICE_TYPES];
-  Interpreter *interpreter;
-  void *interpreter_ud;
   EagerTracer *tracer; /* NULL: calls are executed */
   bool grad_enabled, anomaly;
   uint64_t where;    /* while a gradient runs: the line of its forward call; 0: not known */
@@ -174,16 +169,13 @@ static inline bool eager_has_interrupt(const Eager *E) {
 }
 int eager_interrupted(Eager *E);
 
-/* Calls an op through the current interpreter. On failure nothing is left in the call. */
-static inline int eager_call(Eager *E, EagerCall *c) {
-  return E->interpreter(E, c);
-}
+/* Calls an op: infer, allocate, launch, record; for a tracer, but for memory and launch. On failure
+ * nothing is left in the call. */
+int eager_call(Eager *E, EagerCall *c);
 static inline int eager_uses_gradient(Eager *E, Tensor *t, bool written) {
   return E->tracer ? E->tracer->gradient(E->tracer, t, written) : 0;
 }
 void eager_call_clear(EagerCall *call); /* releases the outputs */
-/* The default interpreter: infer, allocate, launch, record. */
-int eager_run(Eager *E, EagerCall *call);
 
 /* One call from C: op by name id, tensors, args (NULL: the defaults); one output. NULL with the
  * error set. */

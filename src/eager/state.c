@@ -8,7 +8,6 @@ Eager *eager_create(Context *context) {
   if (!E) return NULL;
   context_retain(context);
   E->context = context;
-  E->interpreter = eager_run;
   E->grad_enabled = true;
   E->isa = op_isa_index(context->isa);
   E->next_seq = 1;

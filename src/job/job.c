@@ -346,6 +346,7 @@ bool job_cell(const Job *j, int k, double *value) {
 
 void job_destroy(Job *j) {
   if (!j) return;
+  if (j->trace && j->E->tracer == &j->trace->tracer) job_abandon(j);
   size_t n = j->captures ? j->plan->captures.n : 0;
   for (size_t k = 0; k < n; k++) {
     tensor_release(j->captures[k].tensor);

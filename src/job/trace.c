@@ -99,13 +99,18 @@ static TraceStorage *capture(Trace *t, Tensor *x) {
   Meta root = root_of(x);
   char name[32];
   TraceStorage *ts = add_port(t, GRAPH_CAPTURE, x->storage, &root);
-  int k = 0;
-  for (size_t i = 0; i + 1 < t->storages.n; i++) k += t->storages.at[i]->capture != NULL;
-  snprintf(name, sizeof name, "c%d", k);
+  snprintf(name, sizeof name, "c%d", t->n_captures++);
   ts->capture = ts->current->node;
   ts->capture->name = arena_text(&t->graph->arena, name);
   ts->first = tensor_retain(x);
   return ts;
+}
+
+static int cell_number(Trace *t, const double *cell) {
+  size_t k = 0;
+  while (k < t->cells.n && t->cells.at[k] != cell) k++;
+  if (k == t->cells.n) *list_add(&t->graph->arena, &t->cells) = cell;
+  return (int)k;
 }
 
 /* The number that x is; a cell's when the call says so. */
@@ -113,12 +118,7 @@ static GraphValue *number(Trace *t, const Tensor *x, const double *cell) {
   GraphNode *n = graph_add(t->graph, GRAPH_NUMBER, 0, 1);
   describe(t, &n->out[0], &x->m);
   n->value = dtype_get_f64((DType)x->m.dtype, tensor_data(x));
-  if (cell) {
-    size_t k = 0;
-    while (k < t->cells.n && t->cells.at[k] != cell) k++;
-    if (k == t->cells.n) *list_add(&t->graph->arena, &t->cells) = cell;
-    n->cell = (int)k;
-  }
+  if (cell) n->cell = cell_number(t, cell);
   add_storage(t, x->storage, &x->m, &n->out[0]);
   return &n->out[0];
 }
@@ -267,13 +267,6 @@ static const double *cell_of(const EagerCall *c, int k) {
     if (tensor && op_param_of_input(c->op, c->args, k) == position) return c->patches[i].cell;
   }
   return NULL;
-}
-
-static int cell_number(Trace *t, const double *cell) {
-  size_t k = 0;
-  while (k < t->cells.n && t->cells.at[k] != cell) k++;
-  if (k == t->cells.n) *list_add(&t->graph->arena, &t->cells) = cell;
-  return (int)k;
 }
 
 /* The scalar arguments that are cells. */

@@ -54,8 +54,9 @@ typedef struct Trace {
   LIST(TraceLeaf) leaves;
   LIST(const double *) cells; /* by cell number */
   LIST(int)
-  written;         /* arguments that the step writes: what is left in them are results
-                      behind the function's own */
+  written; /* arguments that the step writes: what is left in them are results
+              behind the function's own */
+  int n_captures;
   uint64_t stream; /* the default generator's next stream at the start */
   EagerCall *call; /* which is recorded now */
 } Trace;

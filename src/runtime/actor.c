@@ -230,10 +230,9 @@ int actor_act(Actor *a) {
 
 /* -- Making ------------------------------------------------------------------------------------ */
 
-static int place_in(int n, const int *list, int value) {
+static int place_in(const int *list, int value) {
   int k = 0;
   while (list[k] != value) k++;
-  (void)n;
   return k;
 }
 
@@ -248,9 +247,8 @@ static void make_registers(Runtime *r, Actor *a) {
   for (int i = 0; i < t->n_in; i++) {
     const PlanRegister *reg = &p->registers.at[t->in[i]];
     const PlanTask *maker = &p->tasks.at[reg->producer];
-    a->in[i] = (Input){.from = &r->actors[reg->producer],
-                       .slot = place_in(maker->n_out, maker->out, t->in[i]),
-                       .reg = t->in[i]};
+    a->in[i] = (Input){
+        .from = &r->actors[reg->producer], .slot = place_in(maker->out, t->in[i]), .reg = t->in[i]};
     a->fast &= reg->n_buffers == 1;
   }
   for (int i = 0; i < t->n_out; i++) {
@@ -321,7 +319,7 @@ static void link(Runtime *r, Actor *a) {
     for (int k = 0; k < reg->n_consumers; k++) {
       const PlanTask *t = &p->tasks.at[reg->consumers[k]];
       Actor *to = &r->actors[reg->consumers[k]];
-      a->out[i].readers[k] = (Link){to, place_in(t->n_in, t->in, a->out[i].reg), false};
+      a->out[i].readers[k] = (Link){to, place_in(t->in, a->out[i].reg), false};
       add_link(a, to, a->out[i].readers[k].slot, false);
     }
   }
