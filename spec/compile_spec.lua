@@ -165,6 +165,17 @@ describe('mf.compile', function()
     assert.equal(1, f.misses)
   end)
 
+  it('leaves what is written through a part where it lies', function()
+    local function step(x)
+      local part = x:narrow(2, 0, 2)
+      part:mul_(2)
+      return part:transpose(0, 1):exp()
+    end
+    local a, b = step(mf.ones(2, 2, 3)), mf.compile(step)(mf.ones(2, 2, 3))
+    assert.same(a:tolist(), b:tolist())
+    assert.same(a:stride(), b:stride())
+  end)
+
   it('refuses arguments that share memory with what it writes', function()
     local w = mf.ones(2)
     local f = mf.compile(function(x)

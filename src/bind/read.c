@@ -132,12 +132,13 @@ int bind_read_ints(lua_State *L, int index, const char *function, const char *ar
 typedef struct ReadProgram {
   Arena arena;
   const char *text;
+  char what[96]; /* for error texts */
   Program *program;
 } ReadProgram;
 
 static void read_program(void *ud) {
   ReadProgram *r = ud;
-  Scan s = scan_begin(&r->arena, "program", r->text);
+  Scan s = scan_begin(&r->arena, r->what, r->text);
   r->program = op_program_scan(&s);
   if (*s.at) scan_fail(&s, "expected the end");
 }
@@ -148,6 +149,7 @@ int bind_read_program(lua_State *L, int index, const char *function, const char 
     return err_set(MF_EINVAL, "%s: %s must be the text of a program, is a %s", function, arg,
                    luaL_typename(L, index));
   ReadProgram r = {.text = lua_tostring(L, index)};
+  snprintf(r.what, sizeof r.what, "%.40s: %.40s", function, arg);
   int rc = arena_protect(&r.arena, read_program, &r);
   if (!rc) {
     *out = lua_newuserdata(L, (size_t)r.program->bytes);

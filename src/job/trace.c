@@ -254,7 +254,9 @@ static void write_to(Trace *t, Tensor *x, GraphValue *value) {
   describe(t, &n->out[0], &ts->root);
   ts->current = &n->out[0];
   ts->writes++;
-  set_view(t, ts, &x->m, value);
+  /* A result lies densely in memory, and what is made of it keeps its order: where x does not, it is
+   * read from the whole, or sums over what is made of it would go in another order than eager's. */
+  if (shape_is_dense(x->m.ndim, x->m.shape, x->m.stride)) set_view(t, ts, &x->m, value);
 }
 
 /* -- Calls ------------------------------------------------------------------------------------- */
