@@ -191,12 +191,29 @@ local function ended(entry, ok, ...)
   error((...), 0)
 end
 
+local function renew(entry)
+  for _, s in ipairs(entry.cells) do mf._scalar_set(s, refresh[s]()) end
+end
+
 function step_mt.__call(self, ...)
   if mf._tracing() then return self.f(...) end -- inside of another step: part of it
   local entry = entry_of(self, ...)
-  for _, s in ipairs(entry.cells) do mf._scalar_set(s, refresh[s]()) end
+  renew(entry)
   if entry.only_tensors then return ended(entry, pcall(entry.job.run, entry.job, ...)) end
   return ended(entry, pcall(entry.job.run, entry.job, tensors_of(...)))
+end
+
+local Step = {}
+step_mt.__index = Step
+
+-- for loss in step:over(loader) do ... end: the step's results for each batch of a DataLoader, or of a
+-- function that returns the next batch. The numbers are those of a loop that calls the step; but the loop
+-- does not wait for it: while it runs, the loop's body goes on, the next batches are decoded and copied in,
+-- and results are fetched. Reading a result, or a tensor that the step uses, waits. {buffers = how many
+-- batches are copied in ahead, at most}.
+function Step:over(loader, o)
+  return require 'moonflow.flow'.over(self, { entry_of = entry_of, is_right = is_right, renew = renew,
+    finish = finish }, loader, o)
 end
 
 function step_mt.__tostring(self)

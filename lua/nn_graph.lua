@@ -81,7 +81,7 @@ local config_mt = {
 nn.Graph = { _name = 'Graph' }
 local Graph = nn.Graph
 
-local function call(self, ...)
+local function compiled(self)
   if not self._step then
     rawset(self.config, '_closed', true)
     rawset(self, '_step', mf.compile(function(...)
@@ -93,12 +93,16 @@ local function call(self, ...)
       return finish(self:build(...))
     end, { name = self._name, passes = self.config._passes, amp = rawget(self.config, '_amp') }))
   end
-  local function finish(...)
-    for _, scheduler in ipairs(self._schedulers) do scheduler:step() end
-    return ...
-  end
-  return finish(self._step(...))
+  return self._step
 end
+
+-- The schedulers take their steps.
+local function finish(self, ...)
+  for _, scheduler in ipairs(self._schedulers) do scheduler:step() end
+  return ...
+end
+
+local function call(self, ...) return finish(self, compiled(self)(...)) end
 
 local function text(self)
   local lines = { self._name .. '(' }
@@ -144,6 +148,17 @@ setmetatable(Graph, { __call = function() return fail 'nn.Graph: is extended, no
 function Graph:init() end
 
 function Graph:build() fail('%s has no build', self._name) end
+
+-- for loss in graph:over(loader) do ... end: a call for each batch, as mf.compile's step:over does it: the
+-- loop does not wait for the step, but who reads a result or a parameter does.
+function Graph:over(loader, o)
+  local next_results = compiled(self):over(loader, o)
+  local function checked(...)
+    if (...) == nil then return nil end
+    return finish(self, ...)
+  end
+  return function() return checked(next_results()) end
+end
 
 -- The optimiser takes a step in each call; lr_sch, a scheduler over it, one after each call.
 function Graph:add_optimizer(opt, o)

@@ -201,6 +201,24 @@ local function make_batch(job, indices)
   return worker.pack(as_table(data.batch(job, indices)), 'the batch')
 end
 
+-- The values of a batch for a compiled step: a table of tensors.
+function worker.tensors(...)
+  for k = 1, select('#', ...) do
+    local value = select(k, ...)
+    if not mf.is_tensor(value) then
+      options.fail('over: value %d of a batch is %s; a step over a loader takes batches of tensors', k,
+        options.describe(value))
+    end
+  end
+  return { ... }
+end
+
+-- The same as a message for it; no indices: there is no more.
+local function make_feed(job, indices)
+  if not indices then return '.', {} end
+  return '', worker.tensors(require 'moonflow.data'.batch(job, indices))
+end
+
 -- What an error says, and where it was raised.
 local function text_of(err)
   local meta = type(err) == 'table' and getmetatable(err)
@@ -218,19 +236,22 @@ local function text_of(err)
 end
 
 -- What a worker thread runs: the first message says how it is to be set up, the second is the job,
--- and each later one a table of indices.
+-- and each later one a table of indices. The answers are packed, or under setup.feed what a feed takes
+-- (src/bind/feed.c).
 function worker.serve(link)
   local setup, job
   local function answer(text, tensors)
     if not setup then setup = begin(worker.unpack(text, tensors))
     elseif not job then job = worker.unpack(text, tensors)
-    else return make_batch(job, worker.unpack(text, tensors)) end
+    else return (setup.feed and make_feed or make_batch)(job, worker.unpack(text, tensors)) end
   end
   while true do
     local text, tensors = link:receive()
     if not text then return end
     local ok, bytes, list = xpcall(answer, text_of, text, tensors)
-    if not ok then bytes, list = worker.pack { error = tostring(bytes) } end
+    if not ok and setup and setup.feed then
+      bytes, list = ('EDataLoader: worker %d: %s'):format(setup.number, tostring(bytes)), {}
+    elseif not ok then bytes, list = worker.pack { error = tostring(bytes) } end
     if bytes and not link:send(bytes, list) then return end
   end
 end
@@ -238,7 +259,7 @@ end
 -- -- The loader's side ----------------------------------------------------------------------------
 
 -- The workers of a loader, set up and given their job.
-local function start(loader)
+local function start(loader, feed)
   local job = { dataset = loader.dataset, collate = loader.collate }
   local ok, text, tensors = pcall(worker.pack, job, 'loader', true)
   if not ok then options.fail('DataLoader: %s', text) end
@@ -246,7 +267,8 @@ local function start(loader)
   local links = {}
   for k = 1, loader.num_workers do
     local link = mf._worker_start()
-    link:send(worker.pack { path = package.path, cpath = package.cpath, seed = seed + k })
+    link:send(worker.pack { path = package.path, cpath = package.cpath, seed = seed + k, feed = feed,
+      number = k - 1 })
     link:send(text, tensors)
     links[k] = link
   end
@@ -288,6 +310,25 @@ function worker.iterate(loader, next_batch)
     feed()
     return unpack(answer.values, 1, answer.n)
   end
+end
+
+-- The same batches for a compiled step: a feed, and a function that sends the workers on, to be called
+-- now and then; and one that ends them.
+function worker.feed(loader, next_batch)
+  local links, sent, ended = start(loader, true), 0, false
+  local feed = mf._feed(links)
+  local function pump()
+    while not ended and sent - feed:taken() < #links * loader.prefetch do
+      local indices = next_batch()
+      ended = not indices
+      links[sent % #links + 1]:send(worker.pack(indices))
+      sent = sent + 1
+    end
+  end
+  local function close()
+    for _, link in ipairs(links) do link:close() end
+  end
+  return feed, pump, close
 end
 
 return worker

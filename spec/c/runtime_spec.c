@@ -225,6 +225,78 @@ static void sources_go_ahead_as_far_as_buffers_reach(void) {
 }
 
 /* What has come is worked off, then rounds say so; after a stop all begins anew. */
+/* As a compiled step over a loader: data -> copy -> compute -> results, each on a stream. */
+static Net *flow(int block_at, int fail_at) {
+  Net *net = net_new(5, 5, true);
+  for (int i = 0; i < 5; i++) net->nodes[i].stream = i;
+  add_edge(net, 0, 2, 1, (int[]){3});
+  for (int i = 1; i < 4; i++) add_edge(net, i, 2, 1, (int[]){i + 1});
+  net->nodes[3].block_at = block_at;
+  net->nodes[3].fail_at = fail_at;
+  net_open(net, NULL);
+  CHECK(!runtime_start(net->r), "%s", err_text());
+  return net;
+}
+
+/* While the second step of three is at work, the results of the first are taken and the batches of
+ * later ones are copied in, as far as there are buffers, and no further. */
+static void rounds_are_queued_and_overlap(void) {
+  Net *net = flow(2, 0);
+  for (int k = 0; k < 3; k++) CHECK(!runtime_queue(net->r, 0, 0), "%s", err_text());
+  wait_acts(&net->nodes[1], 5);
+  wait_acts(&net->nodes[4], 1);
+  settle();
+  int want[] = {0, 5, 3, 1, 1};
+  for (int i = 1; i < 5; i++)
+    CHECK(acts(&net->nodes[i]) == want[i], "node %d acted %d times, not %d", i,
+          acts(&net->nodes[i]), want[i]);
+  pthread_mutex_lock(&net->nodes[3].lock);
+  net->nodes[3].open = true;
+  pthread_cond_broadcast(&net->nodes[3].change);
+  pthread_mutex_unlock(&net->nodes[3].lock);
+  CHECK(!runtime_wait(net->r, NULL, NULL), "%s", err_text());
+  CHECK(acts(&net->nodes[4]) == 3 && net->nodes[4].read[2] == 2003, "results of %d rounds",
+        acts(&net->nodes[4]));
+  runtime_stop(net->r);
+  net_free(net);
+}
+
+static void a_queued_round_may_fail(void) {
+  Net *net = flow(0, 2);
+  for (int k = 0; k < 3; k++) CHECK(!runtime_queue(net->r, 0, 0), "%s", err_text());
+  CHECK(runtime_wait(net->r, NULL, NULL) == MF_EIO, "is no error");
+  CHECK(!strcmp(err_text(), "node fails in act 2"), "%s", err_text());
+  CHECK(runtime_has_failed(net->r), "has not failed");
+  runtime_stop(net->r);
+  net->nodes[3].fail_at = 0;
+  CHECK(!runtime_start(net->r), "%s", err_text());
+  CHECK(!runtime_queue(net->r, 0, 0) && !runtime_wait(net->r, NULL, NULL), "%s", err_text());
+  net_free(net);
+}
+
+static void *open_when_failed(void *arg) {
+  Net *net = arg;
+  while (!runtime_has_failed(net->r)) nanosleep(&(struct timespec){0, 1000000}, NULL);
+  pthread_mutex_lock(&net->nodes[3].lock);
+  net->nodes[3].open = true;
+  pthread_cond_broadcast(&net->nodes[3].change);
+  pthread_mutex_unlock(&net->nodes[3].lock);
+  return NULL;
+}
+
+/* Who waits is interrupted, though the step does not move. */
+static void a_wait_is_interrupted(void) {
+  Net *net = flow(1, 0);
+  CHECK(!runtime_queue(net->r, 0, 0), "%s", err_text());
+  wait_acts(&net->nodes[1], 2);
+  pthread_t helper;
+  pthread_create(&helper, NULL, open_when_failed, net);
+  atomic_store(&context->interrupted, true);
+  CHECK(runtime_wait(net->r, NULL, NULL) == MF_EINTR, "is no interrupt");
+  pthread_join(helper, NULL);
+  net_free(net);
+}
+
 static void the_end_of_a_stream_is_passed_on(void) {
   for (int buffers = 1; buffers <= 3; buffers++) {
     Net *net = net_new(5, 3, true);
@@ -510,6 +582,9 @@ int main(int argc, char **argv) {
   RUN(rounds_come_one_after_the_other);
   RUN(forks_join);
   RUN(sources_go_ahead_as_far_as_buffers_reach);
+  RUN(rounds_are_queued_and_overlap);
+  RUN(a_queued_round_may_fail);
+  RUN(a_wait_is_interrupted);
   RUN(the_end_of_a_stream_is_passed_on);
   RUN(an_error_stops_all_and_leaves_it_usable);
   RUN(a_source_may_fail_ahead);

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "cpuid.h"
+#include "feed.h"
 #include "job.h"
 #include "pass.h"
 #include "plan.h"
@@ -284,21 +285,62 @@ static int compile(lua_State *L) {
   return 1;
 }
 
+enum { MOST_TENSORS = 32 };
+
+static int too_many(lua_State *L) {
+  return bind_error(L, "a compiled step takes and returns at most %d tensors", MOST_TENSORS);
+}
+
 /* job:run(tensors...) -> tensors... */
 static int job_call(lua_State *L) {
-  enum { SMALL = 32 };
   State *S = bind_state(L);
   Job *j = check_job(L);
   int n_in = lua_gettop(L) - 1, n_out = job_n_results(j);
-  if (n_in > SMALL || n_out > SMALL)
-    return bind_error(L, "a compiled step takes and returns at most %d tensors", SMALL);
-  Tensor *in[SMALL], *out[SMALL];
+  if (n_in > MOST_TENSORS || n_out > MOST_TENSORS) return too_many(L);
+  Tensor *in[MOST_TENSORS], *out[MOST_TENSORS];
   for (int k = 0; k < n_in; k++) in[k] = bind_check_tensor(S, L, k + 2, "run", "an argument");
   if (job_run(j, n_in, in, out)) return bind_raise(L);
   luaL_checkstack(L, n_out + 4, "too many results");
   for (int k = 0; k < n_out; k++) bind_push(S, L, out[k]);
   bind_pay(S, L);
   return n_out;
+}
+
+/* job:open(feed, buffers): the job runs over the feed's batches until job:close(). */
+static int job_open(lua_State *L) {
+  Job *j = check_job(L);
+  JobSource source = feed_source(feed_check(L, 2));
+  if (job_open_flow(j, &source, (int)lua_tointeger(L, 3))) return bind_raise(L);
+  return 0;
+}
+
+/* job:next() -> true and the results of one more step; nothing when no batch is left for it. */
+static int job_next(lua_State *L) {
+  State *S = bind_state(L);
+  Job *j = check_job(L);
+  int n = job_n_results(j);
+  Tensor *out[MOST_TENSORS];
+  if (n > MOST_TENSORS) return too_many(L);
+  int rc = job_flow_next(j, out);
+  if (rc == JOB_END) return 0;
+  if (rc) return bind_raise(L);
+  luaL_checkstack(L, n + 4, "too many results");
+  lua_pushboolean(L, true);
+  for (int k = 0; k < n; k++) bind_push(S, L, out[k]);
+  bind_pay(S, L);
+  return n + 1;
+}
+
+static int job_close(lua_State *L) {
+  return job_close_flow(check_job(L)) ? bind_raise(L) : 0;
+}
+
+/* job:counts() -> batches taken and copied in, steps whose results are there. */
+static int job_counts(lua_State *L) {
+  uint64_t counts[3];
+  job_flow_counts(check_job(L), counts);
+  for (int k = 0; k < 3; k++) lua_pushnumber(L, (double)counts[k]);
+  return 3;
 }
 
 static int job_fits_now(lua_State *L) {
@@ -473,9 +515,10 @@ void bind_open_compile(State *S, lua_State *L) {
                                        {"_plan", plan},
                                        {NULL, NULL}};
   static const luaL_Reg methods[] = {
-      {"run", job_call},          {"plan", job_plan},     {"memory", job_memory},
-      {"captures", job_captures}, {"cells", job_cells},   {"text", job_text},
-      {"dot", job_graphviz},      {"fits", job_fits_now}, {NULL, NULL}};
+      {"run", job_call},    {"plan", job_plan}, {"memory", job_memory}, {"captures", job_captures},
+      {"cells", job_cells}, {"text", job_text}, {"dot", job_graphviz},  {"fits", job_fits_now},
+      {"open", job_open},   {"next", job_next}, {"close", job_close},   {"counts", job_counts},
+      {NULL, NULL}};
   S->scalars = LUA_NOREF;
   lua_newtable(L);
   lua_pushvalue(L, -1);

@@ -36,6 +36,8 @@ static int read_entry(State *S, lua_State *L, int i, SafetensorsEntry *e, Tensor
     return err_set(MF_EINVAL, "save: the name '%.80s' holds a zero byte", e->name);
   if (!*t) return err_set(MF_EINVAL, "save: '%.80s' must be a tensor, is %s", e->name, what);
   const Meta *m = &(*t)->m;
+  int rc = tensor_settle(*t);
+  if (rc) return rc;
   const char *why = !(*t)->storage                       ? "is row-sparse; save its to_dense()"
                     : storage_is_traced((*t)->storage)   ? "belongs to a step that is compiled"
                     : !tensor_has_data(*t)               ? "is on the meta device and has no data"

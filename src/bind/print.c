@@ -280,7 +280,7 @@ static int tensor_tostring(lua_State *L) {
     lua_pushstring(L, t ? "tensor(freed)" : "tensor(released at the end of its scope)");
     return 1;
   }
-  if (t->storage && storage_is_traced(t->storage) && tensor_check_data(t, "tostring"))
+  if (t->storage && storage_absence(t->storage) && tensor_check_data(t, "tostring"))
     return bind_raise(L);
   Str s = {0};
   put_tensor(&s, S, options_of(L), t);

@@ -188,6 +188,7 @@ void bind_open_anchors(State *S, lua_State *L);
 void bind_open_functions(State *S, lua_State *L);
 void bind_open_memory(State *S, lua_State *L);
 void bind_open_worker(State *S, lua_State *L);
+void bind_open_feed(State *S, lua_State *L);
 void bind_open_index(State *S, lua_State *L);
 void bind_open_print(State *S, lua_State *L);
 void bind_open_file(State *S, lua_State *L);

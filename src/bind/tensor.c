@@ -373,6 +373,7 @@ static int method_zero_(lua_State *L) {
 /* Gives the memory back at once, for all views of it; later use is an error. */
 static int method_free(lua_State *L) {
   Tensor *t = self(L, "free");
+  if (tensor_settle(t)) return bind_raise(L);
   if (t->storage) storage_free_now(t->storage);
   return 0;
 }

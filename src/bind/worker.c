@@ -16,35 +16,8 @@
 #include <time.h>
 
 #include "host.h"
+#include "link.h"
 #include "moonflow_lua.h"
-#include "state.h"
-
-typedef struct Parcel {
-  Meta m;
-  Storage *storage; /* counted */
-} Parcel;
-
-typedef struct Message {
-  struct Message *next;
-  char *bytes;
-  size_t n;
-  int n_tensors;
-  Parcel tensors[];
-} Message;
-
-typedef struct Queue {
-  Message *head, **tail;
-  bool closed;
-} Queue;
-
-typedef struct Link {
-  pthread_mutex_t lock;
-  pthread_cond_t changed;
-  pthread_t thread;
-  Context *context;
-  Queue to_worker, to_owner;
-  int refs; /* the two ends; under the lock */
-} Link;
 
 /* The userdata of an end. */
 typedef struct End {
@@ -56,28 +29,28 @@ static const char end_type[] = "moonflow.worker";
 
 /* -- Messages ---------------------------------------------------------------------------------- */
 
-static void message_free(Message *m) {
+void link_message_free(Message *m) {
   for (int i = 0; i < m->n_tensors; i++) storage_release(m->tensors[i].storage);
   mem_free(m->bytes);
   mem_free(m);
 }
 
-static void queue_free(Queue *q) {
+void link_queue_free(MessageQueue *q) {
   while (q->head) {
     Message *next = q->head->next;
-    message_free(q->head);
+    link_message_free(q->head);
     q->head = next;
   }
   q->tail = &q->head;
 }
 
-static void link_release(Link *link) {
+void link_release(Link *link) {
   pthread_mutex_lock(&link->lock);
   bool last = --link->refs == 0;
   pthread_mutex_unlock(&link->lock);
   if (!last) return;
-  queue_free(&link->to_worker);
-  queue_free(&link->to_owner);
+  link_queue_free(&link->to_worker);
+  link_queue_free(&link->to_owner);
   pthread_mutex_destroy(&link->lock);
   pthread_cond_destroy(&link->changed);
   context_release(link->context);
@@ -92,7 +65,7 @@ static void end_close(End *end) {
   end->link = NULL;
   pthread_mutex_lock(&link->lock);
   link->to_worker.closed = link->to_owner.closed = true;
-  if (!end->inside) queue_free(&link->to_worker);
+  if (!end->inside) link_queue_free(&link->to_worker);
   pthread_cond_broadcast(&link->changed);
   pthread_mutex_unlock(&link->lock);
   if (!end->inside) pthread_join(link->thread, NULL);
@@ -113,75 +86,128 @@ static End *check_end(lua_State *L) {
 
 /* -- send, receive ----------------------------------------------------------------------------- */
 
-static int end_send(lua_State *L) {
-  State *S = bind_state(L);
-  End *end = check_end(L);
+Message *link_read_message(State *S, lua_State *L, int bytes_index, int table) {
   size_t n;
-  const char *bytes = luaL_checklstring(L, 2, &n);
-  luaL_checktype(L, 3, LUA_TTABLE);
-  int count = (int)lua_objlen(L, 3);
+  const char *bytes = luaL_checklstring(L, bytes_index, &n);
+  luaL_checktype(L, table, LUA_TTABLE);
+  int count = (int)lua_objlen(L, table);
   for (int i = 1; i <= count; i++) { /* everything that may raise comes before anything is held */
-    lua_rawgeti(L, 3, i);
+    lua_rawgeti(L, table, i);
     Tensor *t = bind_check_tensor(S, L, -1, "worker", "a tensor of the message");
-    if (!t->storage) return bind_error(L, "worker: a row-sparse tensor cannot cross");
+    if (!t->storage) bind_error(L, "worker: a row-sparse tensor cannot cross");
+    if (tensor_settle(t)) bind_raise(L);
     lua_pop(L, 1);
   }
-  Message *m = mem_alloc(sizeof *m + sizeof(Parcel) * (size_t)count);
-  char *copy = mem_alloc(n);
+  Message *m = mem_alloc(sizeof *m + sizeof(JobTensor) * (size_t)count);
+  char *copy = mem_alloc(n + 1);
   if (!m || !copy) {
     mem_free(m);
     mem_free(copy);
-    return bind_error(L, "worker: out of memory");
+    bind_error(L, "worker: out of memory");
+    return NULL;
   }
   memcpy(copy, bytes, n);
+  copy[n] = 0;
   *m = (Message){.bytes = copy, .n = n, .n_tensors = count};
   for (int i = 0; i < count; i++) {
-    lua_rawgeti(L, 3, i + 1);
+    lua_rawgeti(L, table, i + 1);
     Tensor *t = bind_to_tensor(S, L, -1);
-    m->tensors[i] = (Parcel){t->m, t->storage};
+    m->tensors[i] = (JobTensor){t->m, t->storage};
     storage_retain(t->storage);
     lua_pop(L, 1);
   }
+  return m;
+}
+
+void link_push_tensors(State *S, lua_State *L, const Message *m) {
+  lua_createtable(L, m->n_tensors, 0);
+  for (int i = 0; i < m->n_tensors; i++) {
+    Tensor *t = tensor_adopt(S->E, m->tensors[i].storage, &m->tensors[i].m);
+    if (!t) bind_raise(L);
+    bind_push(S, L, t);
+    lua_rawseti(L, -2, i + 1);
+  }
+}
+
+void link_put(MessageQueue *q, Message *m) {
+  m->next = NULL;
+  *q->tail = m;
+  q->tail = &m->next;
+}
+
+Message *link_get(MessageQueue *q) {
+  Message *m = q->head;
+  if (m && !(q->head = m->next)) q->tail = &q->head;
+  return m;
+}
+
+static int end_send(lua_State *L) {
+  State *S = bind_state(L);
+  End *end = check_end(L);
+  Message *m = link_read_message(S, L, 2, 3);
   bool sent = false;
   if (end->link) {
-    Queue *q = end->inside ? &end->link->to_owner : &end->link->to_worker;
+    MessageQueue *q = end->inside ? &end->link->to_owner : &end->link->to_worker;
     pthread_mutex_lock(&end->link->lock);
     if (!q->closed) {
-      *q->tail = m;
-      q->tail = &m->next;
+      link_put(q, m);
       sent = true;
       pthread_cond_broadcast(&end->link->changed);
     }
     pthread_mutex_unlock(&end->link->lock);
   }
-  if (!sent) message_free(m);
+  if (!sent) link_message_free(m);
   lua_pushboolean(L, sent);
   return 1;
+}
+
+void link_wait(pthread_cond_t *changed, pthread_mutex_t *lock) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += 50000000;
+  if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
+  pthread_cond_timedwait(changed, lock, &until);
+}
+
+Message *link_receive(Link *link, bool (*stopped)(void *), void *arg, bool *closed) {
+  Message *m;
+  pthread_mutex_lock(&link->lock);
+  while (!(m = link_get(&link->to_owner)) && !link->to_owner.closed && !stopped(arg))
+    link_wait(&link->changed, &link->lock);
+  *closed = link->to_owner.closed;
+  pthread_mutex_unlock(&link->lock);
+  return m;
+}
+
+Link *link_of(lua_State *L, int index) {
+  lua_pushvalue(L, index);
+  lua_replace(L, 1);
+  End *end = check_end(L);
+  if (!end->link) return NULL;
+  pthread_mutex_lock(&end->link->lock);
+  end->link->refs++;
+  pthread_mutex_unlock(&end->link->lock);
+  return end->link;
 }
 
 /* The next message; NULL when closed, or with *interrupted set. */
 static Message *take(End *end, bool *interrupted) {
   Link *link = end->link;
   if (!link) return NULL;
-  Queue *q = end->inside ? &link->to_worker : &link->to_owner;
+  MessageQueue *q = end->inside ? &link->to_worker : &link->to_owner;
   Message *m = NULL;
   pthread_mutex_lock(&link->lock);
-  while (!(m = q->head) && !q->closed && !*interrupted) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 50000000;
-    if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
-    pthread_cond_timedwait(&link->changed, &link->lock, &until);
+  while (!(m = link_get(q)) && !q->closed && !*interrupted) {
+    link_wait(&link->changed, &link->lock);
     if (!end->inside) *interrupted = atomic_exchange(&link->context->interrupted, false);
   }
-  if (m && !(q->head = m->next)) q->tail = &q->head;
   pthread_mutex_unlock(&link->lock);
   return m;
 }
 
 static int message_gc(lua_State *L) {
   Message **m = lua_touserdata(L, 1);
-  if (*m) message_free(*m);
+  if (*m) link_message_free(*m);
   *m = NULL;
   return 0;
 }
@@ -205,14 +231,8 @@ static int end_receive(lua_State *L) {
   if (!*held) return 0;
   Message *m = *held;
   lua_pushlstring(L, m->bytes, m->n);
-  lua_createtable(L, m->n_tensors, 0);
-  for (int i = 0; i < m->n_tensors; i++) {
-    Tensor *t = tensor_adopt(S->E, m->tensors[i].storage, &m->tensors[i].m);
-    if (!t) return bind_raise(L);
-    bind_push(S, L, t);
-    lua_rawseti(L, -2, i + 1);
-  }
-  message_free(m);
+  link_push_tensors(S, L, m);
+  link_message_free(m);
   *held = NULL;
   return 2;
 }

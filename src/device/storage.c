@@ -14,7 +14,7 @@ static void storage_init(Storage *s, Device *d, void *data, size_t bytes, Stream
   atomic_init(&s->version, 0);
   atomic_init(&s->writer, 0);
   atomic_init(&s->freed, false);
-  atomic_init(&s->traced, false);
+  atomic_init(&s->absence, 0);
   atomic_store_explicit(&s->living, STORAGE_NEIGHBOUR | STORAGE_USERS, memory_order_relaxed);
   s->inside = false;
   s->device = d;
@@ -45,7 +45,7 @@ void storage_open_foreign(Storage *s, Device *d, void *data, size_t bytes, void 
 void storage_open_traced(Storage *s, Device *d) {
   storage_init(s, d, NULL, 0, NULL);
   s->inside = true;
-  atomic_init(&s->traced, true);
+  atomic_init(&s->absence, STORAGE_TRACED);
 }
 
 int storage_explain(Device *d, size_t bytes) {

@@ -17,8 +17,7 @@ typedef struct Storage {
   atomic_uint version;     /* counts writes, for the tape */
   _Atomic uint16_t writer; /* who wrote last, as storage_written was told; 0: nobody */
   atomic_bool freed;       /* by the user; `data` is NULL then */
-  atomic_bool traced;      /* the contents are those of a step that is being compiled, or was: there
-                              are none to read */
+  _Atomic uint8_t absence; /* bits of StorageAbsence; 0: the contents are there */
   atomic_uchar living;     /* StorageLife: what of the block is in use */
   bool inside;             /* data lies in the block */
   Device *device;
@@ -30,6 +29,10 @@ typedef struct Storage {
 } Storage;
 
 typedef enum StorageLife { STORAGE_NEIGHBOUR = 1, STORAGE_USERS = 2 } StorageLife;
+
+/* The contents are those of a step that is being compiled, or was, or failed: there are none to
+ * read. They are those of a step that runs: whose state it is waits before it touches them. */
+typedef enum StorageAbsence { STORAGE_TRACED = 1, STORAGE_PENDING = 2 } StorageAbsence;
 
 enum { STORAGE_ALIGN = 64 };
 
@@ -70,8 +73,15 @@ static inline bool storage_is_freed(Storage *s) {
   return atomic_load_explicit(&s->freed, memory_order_relaxed);
 }
 
+static inline int storage_absence(Storage *s) {
+  return atomic_load_explicit(&s->absence, memory_order_relaxed);
+}
 static inline bool storage_is_traced(Storage *s) {
-  return atomic_load_explicit(&s->traced, memory_order_relaxed);
+  return storage_absence(s) & STORAGE_TRACED;
+}
+static inline void storage_set_absent(Storage *s, StorageAbsence bit, bool on) {
+  if (on) atomic_fetch_or(&s->absence, (uint8_t)bit);
+  else atomic_fetch_and(&s->absence, (uint8_t)~bit);
 }
 
 #endif

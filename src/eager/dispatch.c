@@ -22,7 +22,10 @@ static int dead_input(EagerCall *c, int k) {
   char name[64];
   if (!storage_is_freed(c->in[k]->storage))
     return err_set(MF_EINVAL,
-                   "%s: %s belongs to a step that was compiled; outside of it there is no value",
+                   c->in[k]->storage->data
+                       ? "%s: %s is a result of a step that failed, and has no value"
+                       : "%s: %s belongs to a step that was compiled; outside of it there is no "
+                         "value",
                    c->op->name, call_input_name(c, k, name, sizeof name));
   return err_set(MF_EFREED, "%s: %s was freed", c->op->name,
                  call_input_name(c, k, name, sizeof name));
@@ -41,7 +44,11 @@ static int check_inputs(Eager *E, EagerCall *c, bool *tracked, bool *rows) {
       continue;
     }
     if (storage_is_freed(t->storage)) return dead_input(c, k);
-    if (storage_is_traced(t->storage) && !E->tracer) return dead_input(c, k);
+    if (storage_absence(t->storage) && !E->tracer) {
+      int rc = tensor_settle(t);
+      if (rc) return rc;
+      if (storage_is_traced(t->storage)) return dead_input(c, k);
+    }
     if (t->m.device == device || t->m.number) continue;
     if (t->m.ndim == 0 && t->m.device == DEVICE_CPU && device != -1 && device != DEVICE_META)
       continue;

@@ -72,6 +72,9 @@ View tensor_view(const Tensor *t);
 /* Refuses to read t where there is nothing to read: freed, meta, or of a step that is compiled;
  * `what` begins the error text. */
 int tensor_check_data(const Tensor *t, const char *what);
+/* Before t is read or written: waits for work that is at it. 0, or the code with which that failed.
+ */
+static inline int tensor_settle(const Tensor *t);
 /* One element as a double or int64 (exact for whole numbers); the tensor must have one element
  * that tensor_check_data lets pass. */
 int tensor_item(const Tensor *t, double *f, int64_t *i);
@@ -107,6 +110,14 @@ typedef struct EagerTracer {
   int (*gradient)(struct EagerTracer *, Tensor *t, bool written);
 } EagerTracer;
 
+/* Work that goes on behind the state's back, of a step that runs ahead: the storages that it uses
+ * are marked STORAGE_PENDING until settle(s) has waited for what s holds. */
+typedef struct EagerPending {
+  struct EagerPending *next;
+  /* NULL: for all that it works at. 0, or the code with which the work failed. */
+  int (*settle)(struct EagerPending *, Storage *s);
+} EagerPending;
+
 typedef struct Generator {
   uint64_t seed, next; /* the stream number of the next random op */
 } Generator;
@@ -135,7 +146,8 @@ typedef struct EagerOwner {
 struct Eager {
   Context *context;
   Stream *streams[CONTEXT_DEVICE_TYPES];
-  EagerTracer *tracer; /* NULL: calls are executed */
+  EagerTracer *tracer;   /* NULL: calls are executed */
+  EagerPending *pending; /* a list; NULL: nothing goes on */
   bool grad_enabled, anomaly;
   uint64_t where;    /* while a gradient runs: the line of its forward call; 0: not known */
   int device;        /* where tensors without inputs are made */
@@ -159,6 +171,14 @@ void eager_free(Eager *E);             /* of eager_destroy and the last tensor *
 Eager *eager_create(Context *context); /* NULL when out of memory */
 /* Its memory goes back when its last tensor is gone. */
 void eager_destroy(Eager *E);
+
+/* Waits for the work behind the state's back that is at this storage; NULL: for all of it. */
+int eager_settle(Eager *E, Storage *s);
+
+static inline int tensor_settle(const Tensor *t) {
+  bool waits = t->storage && storage_absence(t->storage) & STORAGE_PENDING && t->E->pending;
+  return waits ? eager_settle(t->E, t->storage) : 0;
+}
 
 /* The user's line that runs now, or whose gradient runs: its text, or NULL when it is not known. */
 const char *eager_where(Eager *E);

@@ -10,7 +10,8 @@
 /* -- Making ------------------------------------------------------------------------------------ */
 
 static int check_ids(const Tensor *ids, int64_t n) {
-  if (!tensor_has_data(ids)) return 0;
+  int rc = tensor_settle(ids);
+  if (rc || !tensor_has_data(ids)) return rc;
   for (int64_t i = 0; i < ids->m.shape[0]; i++) {
     int64_t id = ((const int64_t *)(const void *)tensor_data(ids))[i * ids->m.stride[0]];
     if (id < 0 || id >= n)

@@ -3,6 +3,15 @@
 #include "mem.h"
 #include "tape.h"
 
+int eager_settle(Eager *E, Storage *s) {
+  int rc = 0;
+  for (EagerPending *p = E->pending, *next; p && !rc; p = next) {
+    next = p->next; /* it may go when all is settled */
+    rc = p->settle(p, s);
+  }
+  return rc;
+}
+
 Eager *eager_create(Context *context) {
   Eager *E = mem_zalloc(sizeof *E);
   if (!E) return NULL;

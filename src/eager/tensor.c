@@ -176,11 +176,15 @@ View tensor_view(const Tensor *t) {
 
 int tensor_check_data(const Tensor *t, const char *what) {
   if (!t->storage) return err_set(MF_EINVAL, "%s: the tensor is row-sparse", what);
+  int rc = tensor_settle(t);
+  if (rc) return rc;
   if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "%s: the tensor was freed", what);
   if (storage_is_traced(t->storage))
     return err_set(MF_EINVAL,
-                   "%s: the tensor belongs to a step that is being compiled: its value is known "
-                   "only when the compiled step runs; return it, and read the result",
+                   t->storage->data
+                       ? "%s: the tensor is a result of a step that failed, and has no value"
+                       : "%s: the tensor belongs to a step that is being compiled: its value is "
+                         "known only when the compiled step runs; return it, and read the result",
                    what);
   if (tensor_has_data(t)) return 0;
   return err_set(MF_EINVAL, "%s: a tensor on the meta device has no data", what);

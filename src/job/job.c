@@ -1,43 +1,11 @@
-#include "job.h"
-
 #include <string.h>
 
+#include "job_int.h"
 #include "mem.h"
 #include "op_ids.h"
 #include "pass.h"
-#include "runtime.h"
 #include "tape.h"
 #include "trace.h"
-
-typedef struct Capture {
-  Tensor *tensor; /* that led to it; counted */
-  Storage *storage;
-  bool written;
-} Capture;
-
-/* A leaf as it must be. */
-typedef struct Leaf {
-  Tensor *tensor, *grad; /* counted */
-  bool used, requires_grad, reads_grad;
-} Leaf;
-
-struct Job {
-  Eager *E;
-  Trace *trace; /* until it is compiled */
-  Graph *graph;
-  Plan *plan;
-  Runtime *runtime;
-  Capture *captures;
-  Leaf *leaves;
-  size_t n_leaves;
-  const double **cells;
-  int *written; /* arguments that it writes; their contents are the last results */
-  int n_written;
-  double *own_cells; /* of a step from text */
-  Map captured;      /* their storages -> their numbers */
-  Tensor **owners;   /* while results are made: who has the memory, by register */
-  Tensor **results;  /* while it runs: all of them */
-};
 
 Job *job_begin(Eager *E, const char *name) {
   Job *j = mem_zalloc(sizeof *j);
@@ -103,11 +71,10 @@ static int take_captures(Job *j) {
   return rc;
 }
 
-static int make_runtime(Job *j) {
+Runtime *job_make_runtime(Job *j, const Plan *p) {
   Eager *E = j->E;
   RuntimeOptions o = {.isa = E->isa};
-  j->runtime = runtime_create(j->plan, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], &o);
-  return j->runtime ? 0 : MF_ENOMEM;
+  return runtime_create(p, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], &o);
 }
 
 int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const PlanOptions *o) {
@@ -123,8 +90,8 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const Pla
   j->plan = plan_create(j->graph, o);
   if (!j->plan) return MF_EINVAL;
   j->plan->n_draws = (int64_t)draws;
-  rc = make_runtime(j);
-  if (!rc) rc = take_captures(j);
+  j->options = *o;
+  rc = take_captures(j);
   if (!rc) rc = take_leaves(j);
   trace_destroy(j->trace);
   j->trace = NULL;
@@ -158,7 +125,7 @@ static int fill_from_text(Job *j, int n_captures, Tensor *const *captures, int n
     j->own_cells[k] = cells[k];
     j->cells[k] = &j->own_cells[k];
   }
-  return rc ? rc : make_runtime(j);
+  return rc;
 }
 
 Job *job_from_plan(Eager *E, const char *text, int n_captures, Tensor *const *captures, int n_cells,
@@ -191,7 +158,7 @@ bool job_fits(const Job *j) {
   return true;
 }
 
-static int bind_captures(Job *j) {
+int job_bind_captures(Job *j, Runtime *r) {
   for (size_t k = 0; k < j->plan->captures.n; k++) {
     Capture *c = &j->captures[k];
     if (storage_is_freed(c->storage))
@@ -200,7 +167,7 @@ static int bind_captures(Job *j) {
       return err_set(MF_EINVAL,
                      "a tensor that the compiled step uses got other memory by .data since it was "
                      "compiled; copy into it, or compile anew");
-    runtime_bind(j->runtime, PLAN_CAPTURE, (int)k, c->storage->data);
+    runtime_bind(r, PLAN_CAPTURE, (int)k, c->storage->data);
   }
   return 0;
 }
@@ -293,7 +260,10 @@ static int write_inputs(Job *j, Tensor *const *in, Tensor **out, int rc) {
 }
 
 static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
-  int rc = bind_captures(j);
+  int rc = eager_settle(j->E, NULL);
+  if (!rc && !j->runtime && !(j->runtime = job_make_runtime(j, j->plan))) rc = MF_ENOMEM;
+  if (rc) return rc;
+  rc = job_bind_captures(j, j->runtime);
   if (!rc) rc = bind_inputs(j, n_in, in);
   if (!rc) rc = make_results(j, out);
   for (int k = 0; k < j->plan->n_cells; k++) runtime_set_cell(j->runtime, k, *j->cells[k]);
@@ -346,6 +316,7 @@ bool job_cell(const Job *j, int k, double *value) {
 
 void job_destroy(Job *j) {
   if (!j) return;
+  job_close_flow(j);
   if (j->trace && j->E->tracer == &j->trace->tracer) job_abandon(j);
   size_t n = j->captures ? j->plan->captures.n : 0;
   for (size_t k = 0; k < n; k++) {

@@ -45,4 +45,42 @@ Job *job_from_plan(Eager *E, const char *text, int n_captures, Tensor *const *ca
                    const double *cells);
 void job_destroy(Job *j);
 
+/* -- Flows: a step over a source of batches ---------------------------------------------------- */
+
+typedef struct JobTensor {
+  Meta m;
+  Storage *storage; /* the batch's */
+} JobTensor;
+
+/* Where batches come from. peek, take and the rest are called from one thread at a time, which is
+ * one of the flow's while it is open; wake from any. */
+typedef struct JobSource {
+  void *ud;
+  /* Waits for the next batch and shows its tensors; they live until it is dropped. 0; JOB_END:
+   * there is no more; or a code, also when stopped(arg), which it asks again at each wake. */
+  int (*peek)(void *ud, bool (*stopped)(void *arg), void *arg, int *n, const JobTensor **tensors);
+  void *(*take)(void *ud);                 /* the batch that peek showed */
+  void (*put_back)(void *ud, void *batch); /* it comes next again */
+  void (*drop)(void *ud, void *batch);
+  void (*wake)(void *ud);
+  void (*release)(void *ud); /* the flow needs it no more */
+} JobSource;
+
+enum { JOB_END = -1 };
+
+/* The step runs over the batches of `s`, which is the flow's from here on: threads take them, copy
+ * them in and run the step, as far ahead of each other as there are `buffers`. Only a job that was
+ * traced has flows, and one at a time. */
+int job_open_flow(Job *j, const JobSource *s, int buffers);
+/* One more step, as if it was called here. Waits until its batch is there, but not for the step:
+ * out[k] are tensors, counted, for which whoever reads them waits, as for what the step captures.
+ * JOB_END: no batch is left that is like the first; or a code, then and in later calls, that of the
+ * source or of a step. */
+int job_flow_next(Job *j, Tensor **out);
+/* How many batches were taken, copied in, and how many steps' results are there. */
+void job_flow_counts(const Job *j, uint64_t counts[3]);
+/* Waits for the steps; batches of which no step was asked for go back. 0, or the code of a step
+ * that nobody was told. */
+int job_close_flow(Job *j);
+
 #endif

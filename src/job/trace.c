@@ -238,7 +238,8 @@ static GraphValue *value_of(Trace *t, Tensor *x, const double *cell) {
 /* x holds `value` from now on. */
 static void write_to(Trace *t, Tensor *x, GraphValue *value) {
   TraceStorage *ts = find(t, x->storage);
-  if (ts->capture) atomic_store(&ts->storage->traced, true); /* what it holds is of no use now */
+  if (ts->capture)
+    storage_set_absent(ts->storage, STORAGE_TRACED, true); /* what it holds is of no use now */
   if (same_meta(&ts->root, &x->m)) {
     ts->current = value;
     ts->writes++;
@@ -254,8 +255,9 @@ static void write_to(Trace *t, Tensor *x, GraphValue *value) {
   describe(t, &n->out[0], &ts->root);
   ts->current = &n->out[0];
   ts->writes++;
-  /* A result lies densely in memory, and what is made of it keeps its order: where x does not, it is
-   * read from the whole, or sums over what is made of it would go in another order than eager's. */
+  /* A result lies densely in memory, and what is made of it keeps its order: where x does not, it
+   * is read from the whole, or sums over what is made of it would go in another order than eager's.
+   */
   if (shape_is_dense(x->m.ndim, x->m.shape, x->m.stride)) set_view(t, ts, &x->m, value);
 }
 
@@ -503,6 +505,7 @@ Trace *trace_begin(Eager *E, const char *name) {
             "compile: a step is being compiled already; call the inner function plainly");
     return NULL;
   }
+  if (eager_settle(E, NULL)) return NULL;
   Trace *t = mem_zalloc(sizeof *t);
   if (t) t->graph = graph_create(name);
   if (!t || !t->graph) {
@@ -582,7 +585,8 @@ int trace_end(Trace *t, int n, Tensor *const *results) {
   int rc = n < 0 ? 0 : arena_protect(&t->graph->arena, finish, &e);
   t->E->tracer = NULL;
   for (size_t i = 0; i < t->storages.n; i++)
-    if (t->storages.at[i]->capture) atomic_store(&t->storages.at[i]->storage->traced, false);
+    if (t->storages.at[i]->capture)
+      storage_set_absent(t->storages.at[i]->storage, STORAGE_TRACED, false);
   bool ended = n >= 0 && !rc;
   if (!restore_tape(t, ended) && ended) rc = MF_EUNSUPPORTED;
   restore_gradients(t, n < 0 || rc);

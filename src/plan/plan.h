@@ -107,7 +107,15 @@ typedef struct Plan {
 
 typedef struct PlanOptions {
   bool one_op_tasks; /* each step is a task, for tests */
+  int buffers; /* not 0: a flow. What goes in and out does so by calls of the host, on streams of
+                  their own, through registers of so many buffers; inputs and results are then
+                  not ports but lie in the block */
 } PlanOptions;
+
+/* The calls of a flow: `data` finds the next batch, `copy` fills the inputs from it, `results`
+ * takes the results. */
+enum { PLAN_CALL_DATA, PLAN_CALL_COPY, PLAN_CALL_RESULTS };
+extern const char *const plan_flow_calls[];
 
 /* The plan of a graph, whose marks are used; NULL with the error set. */
 Plan *plan_create(Graph *g, const PlanOptions *o);

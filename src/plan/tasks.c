@@ -116,25 +116,100 @@ static Touches find_touches(Plan *p) {
   return t;
 }
 
-/* Each step a task. Memory is shared by the order of steps, so each task waits for the one before,
- * and the first for the last of the round before; what the step makes is handed over as well. */
-static void split(Plan *p, int stream) {
-  Touches t = find_touches(p);
-  int n = (int)p->steps.n;
-  size_t n_regs = p->registers.n;
-  for (int i = 0; i < n; i++) plan_add_task(p, stream, 1);
-  for (size_t r = 0; r < n_regs; r++) {
-    int home = p->registers.at[r].home, first = t.start[r], last = t.start[r + 1];
-    if ((home == PLAN_BLOCK || home == PLAN_RESULT) && last - first > 1)
-      plan_hand_over(p, (int)r, 1, t.tasks[first], last - first - 1, t.tasks + first + 1);
-  }
-  for (int i = 0; i + 1 < n; i++) plan_hand_over(p, -1, 1, i, 1, (int[]){i + 1});
-  if (n > 2) plan_hand_over(p, -1, 1, 0, 1, (int[]){n - 1});
+/* The tasks of the steps on a stream: one of all, or one of each. */
+typedef struct Split {
+  Plan *plan;
+  Touches touches;
+  int base; /* the first task */
+  bool each;
+} Split;
+
+static Split make_steps(Plan *p, int stream, bool each) {
+  Split s = {p, find_touches(p), (int)p->tasks.n, each && p->steps.n};
+  if (!s.each) plan_add_task(p, stream, (int)p->steps.n);
+  for (size_t i = 0; s.each && i < p->steps.n; i++) plan_add_task(p, stream, 1);
+  return s;
 }
+
+/* The tasks that touch a register, into list; their number. */
+static int touching(const Split *s, size_t reg, int *list) {
+  int n = 0;
+  for (int k = s->touches.start[reg]; k < s->touches.start[reg + 1]; k++) {
+    int task = s->base + (s->each ? s->touches.tasks[k] : 0);
+    if (!n || list[n - 1] != task) list[n++] = task;
+  }
+  return n;
+}
+
+/* Memory is shared by the order of steps, so each task waits for the one before, and the first for
+ * the last of the round before; what a step makes is handed over as well, but for results where
+ * others do that. */
+static void hand_over_steps(const Split *s, bool results) {
+  Plan *p = s->plan;
+  int n = (int)p->steps.n, *list = arena_array(&p->arena, int, n + 1);
+  size_t n_regs = p->registers.n;
+  for (size_t r = 0; s->each && r < n_regs; r++) {
+    int home = p->registers.at[r].home;
+    if (home != PLAN_BLOCK && !(home == PLAN_RESULT && results)) continue;
+    int count = touching(s, r, list);
+    if (count > 1) plan_hand_over(p, (int)r, 1, list[0], count - 1, list + 1);
+  }
+  for (int i = s->base; s->each && i + 1 < s->base + n; i++)
+    plan_hand_over(p, -1, 1, i, 1, (int[]){i + 1});
+  if (s->each && n > 2) plan_hand_over(p, -1, 1, s->base, 1, (int[]){s->base + n - 1});
+}
+
+/* -- A flow ------------------------------------------------------------------------------------ */
+
+/* Inputs and results lie in the block, and what a call gives or takes is handed over. */
+static void hand_over_ports(const Split *s, int buffers, int from, int to) {
+  Plan *p = s->plan;
+  int *list = arena_array(&p->arena, int, (int)p->tasks.n + 1);
+  size_t n_regs = p->registers.n;
+  for (size_t r = 0; r < n_regs; r++) {
+    PlanRegister *reg = &p->registers.at[r];
+    int home = reg->home, n = touching(s, r, list);
+    if (home != PLAN_INPUT && home != PLAN_RESULT) continue;
+    reg->home = PLAN_BLOCK;
+    reg->port = -1;
+    if (home == PLAN_INPUT) {
+      plan_hand_over(p, (int)r, buffers, from, n, list);
+      continue;
+    }
+    if (!n) list[n++] = s->base;
+    list[n++] = to;
+    plan_hand_over(p, (int)r, buffers, list[0], n - 1, list + 1);
+  }
+}
+
+/* Batches come by the calls `data` and `copy`, results go by the call `results`, each on a stream
+ * of its own, so that all of them and the steps are at work at the same time, as far apart as there
+ * are buffers. The order edges pace what has no tensor to hand over. */
+static void make_flow(Plan *p, const PlanOptions *o, int compute) {
+  int n = o->buffers, streams[3];
+  for (int k = 0; k < 3; k++) streams[k] = plan_add_stream(p, DEVICE_CPU, plan_flow_calls[k]);
+  int data = plan_add_call(p, streams[PLAN_CALL_DATA], plan_flow_calls[PLAN_CALL_DATA]);
+  int copy = plan_add_call(p, streams[PLAN_CALL_COPY], plan_flow_calls[PLAN_CALL_COPY]);
+  Split s = make_steps(p, compute, o->one_op_tasks);
+  int last = (int)p->tasks.n - 1;
+  int results = plan_add_call(p, streams[PLAN_CALL_RESULTS], plan_flow_calls[PLAN_CALL_RESULTS]);
+  hand_over_steps(&s, false);
+  hand_over_ports(&s, n, copy, results);
+  p->n_result_registers = 0;
+  plan_hand_over(p, -1, n, data, 1, &copy);
+  plan_hand_over(p, -1, n, copy, 1, &s.base);
+  plan_hand_over(p, -1, n, last, 1, &results);
+}
+
+const char *const plan_flow_calls[] = {"data", "copy", "results"};
 
 void plan_make_tasks(Plan *p, const PlanOptions *o) {
   int stream = plan_add_stream(p, DEVICE_CPU, "compute");
-  if (o->one_op_tasks && p->steps.n) split(p, stream);
-  else plan_add_task(p, stream, (int)p->steps.n);
+  if (o->buffers) {
+    make_flow(p, o, stream);
+  } else {
+    Split s = make_steps(p, stream, o->one_op_tasks);
+    hand_over_steps(&s, true);
+  }
   plan_link(p);
 }

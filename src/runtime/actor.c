@@ -178,6 +178,7 @@ static void turn(Actor *a) {
 static int work(Actor *a) {
   Runtime *r = a->worker->runtime;
   if (a->n_turns) turn(a);
+  if (r->rounds && a->task == r->opener) runtime_open(r, a->acts);
   if (a->task->call == PLAN_NO_CALL) return runtime_launch(r, a->task->first, a->task->n);
   const Call *c = &r->host[a->task->call];
   return c->fn(c->ud, a->data, a->data + a->n_in);
@@ -350,10 +351,9 @@ void actor_reset_all(Runtime *r) {
     w->head = w->tail = 0;
     w->n_alive = w->n_paced = w->n_inbox = 0;
     w->left = 0;
-    w->rounds = w->rounds_wanted = 0;
+    w->rounds = w->rounds_wanted = w->said = 0;
     w->ending = NULL;
     w->least = UINT64_MAX;
-    w->done = true;
   }
   for (size_t i = 0; i < r->plan->tasks.n; i++) reset(r, &r->actors[i]);
 }

@@ -87,7 +87,7 @@ struct Worker {
   uint64_t rounds;
   Actor *ending;  /* those that ended and have not said so */
   uint64_t least; /* acts of those that ended, once a round: less than `rounds` if any lacks one */
-  bool done;      /* what it knows of was said to be done */
+  uint64_t said;  /* rounds that were said to be done */
   bool stopping;  /* it has been told */
   pthread_t thread;
   bool has_thread;
@@ -138,11 +138,17 @@ int worker_run_here(Worker *w);
 int worker_start_all(Runtime *r);
 /* Ends the actors by a cascade and joins the threads. */
 void worker_stop_all(Runtime *r);
-/* One round on the threads: until it is done, nothing can move or an actor failed. 0, RUNTIME_END
- * or a code, all actors then being as at the start. */
-int worker_run_all(Runtime *r);
+/* One more round for the threads. */
+void worker_post(Runtime *r);
+/* As runtime_wait; when no rounds are queued, all actors are after a failure as at the start. */
+int worker_wait(Runtime *r, bool (*until)(void *ud), void *ud);
 
 enum { RUNTIME_TEXT = 2048 };
+
+/* What a round that was queued begins with. */
+typedef struct Round {
+  uint64_t seed, stream;
+} Round;
 
 struct Runtime {
   Arena arena;
@@ -156,17 +162,21 @@ struct Runtime {
   struct Patch *patches; /* what is set before a run */
   struct Draw *draws;
   size_t n_patches, n_draws;
-  double *cells;
-  char *numbers; /* 8 bytes each */
-  Call *host;    /* by number of call */
-  Actor *actors; /* by task */
+  double *cells; /* the next run's; behind them those of rounds[k], where rounds are queued */
+  Round *rounds; /* RUNTIME_AHEAD places that take turns; NULL: none was queued */
+  uint64_t n_queued;
+  const PlanTask *opener; /* the first task of steps, which begins a round */
+  char *numbers;          /* 8 bytes each */
+  Call *host;             /* by number of call */
+  Actor *actors;          /* by task */
   Worker *workers;
   int n_workers;
   bool threads, started;
   int thread_count;     /* of each worker's kernels */
   pthread_mutex_t lock; /* of what follows */
   pthread_cond_t changed;
-  int running, n_parked; /* workers that have rounds to do; that wait for `resets` to change */
+  int64_t running; /* rounds that workers have to do, of all workers */
+  int n_parked;    /* workers that wait for `resets` to change */
   uint64_t resets;
   bool ended, stopping; /* some worker missed acts; no reset comes any more */
   int code;
@@ -176,5 +186,7 @@ struct Runtime {
 
 /* The work of steps [first, first + n): 0 or a code. */
 int runtime_launch(Runtime *r, int first, int n);
+/* Arguments, numbers and keys of round `count`, which was queued. */
+void runtime_open(Runtime *r, uint64_t count);
 
 #endif

@@ -189,6 +189,7 @@ static void make_workers(Runtime *r) {
   for (size_t i = 0; i < p->tasks.n; i++) {
     Worker *w = &r->workers[worker_of[p->tasks.at[i].stream]];
     r->actors[i].task = &p->tasks.at[i];
+    if (!r->opener && p->tasks.at[i].call == PLAN_NO_CALL) r->opener = &p->tasks.at[i];
     r->actors[i].worker = w;
     w->actors[w->n_actors++] = &r->actors[i];
   }
@@ -303,16 +304,23 @@ static void set_patch(const Patch *p, double value) {
   }
 }
 
-int runtime_launch(Runtime *r, int first, int n) {
+/* Whether somebody wants it to stop: who waits for it, or after a failure all others. */
+static int check_stop(Runtime *r) {
   atomic_bool *interrupted = &r->device->context->interrupted;
+  if (r->rounds) return runtime_has_failed(r) ? err_set(MF_EINTR, "interrupted") : 0;
+  if (atomic_load_explicit(interrupted, memory_order_relaxed) &&
+      atomic_exchange(interrupted, false))
+    return err_set(MF_EINTR, "interrupted");
+  return 0;
+}
+
+int runtime_launch(Runtime *r, int first, int n) {
   for (int i = first; i < first + n; i++) {
     const Watch *watch = watch_of(r->device->context);
     const PlanStep *s = &r->plan->steps.at[i];
     int rc = watch ? watch_launch(watch, s->op->spec[r->options.isa], &r->calls[i], s->where)
                    : r->kernels[i](&r->calls[i]);
-    if (!rc && atomic_load_explicit(interrupted, memory_order_relaxed) &&
-        atomic_exchange(interrupted, false))
-      rc = err_set(MF_EINTR, "interrupted");
+    if (!rc) rc = check_stop(r);
     if (rc) return s->where ? err_prefix(rc, s->where) : rc;
   }
   return 0;
@@ -326,20 +334,72 @@ static int check_calls(const Runtime *r) {
   return 0;
 }
 
+/* A round begins with these. */
+static void set_changing(Runtime *r, const double *cells, uint64_t seed, uint64_t stream) {
+  for (size_t i = 0; i < r->n_patches; i++) set_patch(&r->patches[i], cells[r->patches[i].cell]);
+  for (size_t i = 0; i < r->n_draws; i++)
+    *r->draws[i].to = (RngKey){seed, stream + r->draws[i].from};
+}
+
 int runtime_run(Runtime *r, uint64_t seed, uint64_t stream) {
   int rc = check_calls(r);
   if (!rc) rc = set_scratch(r);
   if (rc) return rc;
-  for (size_t i = 0; i < r->n_patches; i++) set_patch(&r->patches[i], r->cells[r->patches[i].cell]);
-  for (size_t i = 0; i < r->n_draws; i++)
-    *r->draws[i].to = (RngKey){seed, stream + r->draws[i].from};
+  set_changing(r, r->cells, seed, stream);
   if (r->threads) {
     if (!r->started) rc = worker_start_all(r);
-    return rc ? rc : worker_run_all(r);
+    if (rc) return rc;
+    worker_post(r);
+    return worker_wait(r, NULL, NULL);
   }
   rc = worker_run_here(&r->workers[0]);
   if (rc > 0) actor_reset_all(r);
   return rc;
+}
+
+/* Where the cells of round `count` are. */
+static double *cells_of(Runtime *r, uint64_t count) {
+  return r->cells + (1 + count % RUNTIME_AHEAD) * (uint64_t)(r->plan->n_cells + 1);
+}
+
+void runtime_open(Runtime *r, uint64_t count) {
+  const Round *round = &r->rounds[count % RUNTIME_AHEAD];
+  set_changing(r, cells_of(r, count), round->seed, round->stream);
+}
+
+/* Room for rounds that are queued, as soon as one is. */
+static void make_rounds(void *ud) {
+  Runtime *r = ud;
+  size_t n = (size_t)r->plan->n_cells + 1;
+  double *cells = arena_array(&r->arena, double, n *(1 + RUNTIME_AHEAD));
+  memcpy(cells, r->cells, sizeof *cells * n);
+  r->rounds = arena_array(&r->arena, Round, RUNTIME_AHEAD);
+  r->cells = cells;
+}
+
+int runtime_start(Runtime *r) {
+  int rc = check_calls(r);
+  if (!rc && !r->rounds) rc = arena_protect(&r->arena, make_rounds, r);
+  if (!rc) rc = set_scratch(r);
+  r->n_queued = 0;
+  return rc ? rc : worker_start_all(r);
+}
+
+int runtime_queue(Runtime *r, uint64_t seed, uint64_t stream) {
+  MF_ASSERT(r->rounds && r->started, "plan %s: is not started", r->plan->name);
+  if (r->thread_count != thread_count()) { /* kernels may look at their scratch */
+    int rc = worker_wait(r, NULL, NULL);
+    if (!rc) rc = set_scratch(r);
+    if (rc) return rc;
+  }
+  memcpy(cells_of(r, r->n_queued), r->cells, sizeof *r->cells * (size_t)r->plan->n_cells);
+  r->rounds[r->n_queued++ % RUNTIME_AHEAD] = (Round){seed, stream};
+  worker_post(r);
+  return 0;
+}
+
+int runtime_wait(Runtime *r, bool (*until)(void *ud), void *ud) {
+  return worker_wait(r, until, ud);
 }
 
 void runtime_stop(Runtime *r) {

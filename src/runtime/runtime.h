@@ -37,6 +37,22 @@ void runtime_set_cell(Runtime *r, int cell, double value);
  * source had no more; or the first code of an actor, all of them being then as at the start.
  * `seed` and `stream` are what random ops begin from. */
 int runtime_run(Runtime *r, uint64_t seed, uint64_t stream);
+/* For rounds that are not waited for: starts the threads, and what sources do ahead. Such a runtime
+ * has sources, and runs no other rounds. */
+int runtime_start(Runtime *r);
+/* One more round, which begins when what it needs is there, with the cells as they are now, after
+ * those before it. At most RUNTIME_AHEAD may be under way. Interrupts are for the thread that
+ * waits. 0 or a code. */
+enum { RUNTIME_AHEAD = 64, RUNTIME_MAX_BUFFERS = 16 };
+int runtime_queue(Runtime *r, uint64_t seed, uint64_t stream);
+/* Waits until until(ud), which is asked under a lock, now and after each runtime_signal; NULL:
+ * until all rounds are done. 0, RUNTIME_END as above, or the code of an actor: then nothing acts
+ * any more until runtime_stop. */
+int runtime_wait(Runtime *r, bool (*until)(void *ud), void *ud);
+/* For calls: what `until` looks at has changed. */
+void runtime_signal(Runtime *r);
+/* For calls that wait themselves: some actor failed, so that they are to return. */
+bool runtime_has_failed(Runtime *r);
 /* Ends what sources did ahead, and the threads; the next run begins anew. */
 void runtime_stop(Runtime *r);
 

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "actor.h"
+#include "context.h"
 #include "err.h"
 #include "str.h"
 #include "thread.h"
@@ -36,7 +37,6 @@ void worker_send(Worker *w, const Message *m) {
 static void begin_rounds(Worker *w, uint64_t n) {
   w->rounds += n;
   w->left += (int64_t)n * w->n_paced;
-  w->done = false;
   for (int i = 0; i < w->n_actors; i++)
     if (w->actors[i]->ticked) actor_tick(w->actors[i], n);
 }
@@ -158,13 +158,14 @@ static bool park(Worker *w) {
 
 /* Says once that all rounds that it knows of are done. */
 static void report(Worker *w) {
-  if (w->done || w->left) return;
+  if (w->said == w->rounds || w->left) return;
   Runtime *r = w->runtime;
-  w->done = true;
   pthread_mutex_lock(&r->lock);
   r->ended |= w->least < w->rounds;
-  if (--r->running == 0) pthread_cond_broadcast(&r->changed);
+  r->running -= (int64_t)(w->rounds - w->said);
+  if (r->running == 0) pthread_cond_broadcast(&r->changed);
   pthread_mutex_unlock(&r->lock);
+  w->said = w->rounds;
 }
 
 static void sleep_until_mail(Worker *w) {
@@ -307,10 +308,9 @@ static void look(Runtime *r, Waiting *watch) {
   }
 }
 
-/* Under r->lock: false when nothing changed for watch_ms. */
-static bool wait_changed(Runtime *r) {
-  if (r->options.watch_ms < 0) return !pthread_cond_wait(&r->changed, &r->lock);
-  int ms = r->options.watch_ms ? r->options.watch_ms : 10000;
+/* Under r->lock: waits for a change, at most `ms`; whether there was one. */
+static bool wait_changed(Runtime *r, int64_t ms) {
+  if (ms < 0) return !pthread_cond_wait(&r->changed, &r->lock);
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += ms / 1000;
@@ -319,7 +319,7 @@ static bool wait_changed(Runtime *r) {
   return pthread_cond_timedwait(&r->changed, &r->lock, &until) != ETIMEDOUT;
 }
 
-static void post(Runtime *r) {
+void worker_post(Runtime *r) {
   pthread_mutex_lock(&r->lock);
   r->running += r->n_workers;
   pthread_mutex_unlock(&r->lock);
@@ -332,22 +332,46 @@ static void post(Runtime *r) {
   }
 }
 
-int worker_run_all(Runtime *r) {
-  Waiting watch = {.beats = all_beats(r)};
-  post(r);
-  pthread_mutex_lock(&r->lock);
-  while (r->running && !r->code) {
-    if (wait_changed(r)) continue;
-    pthread_mutex_unlock(&r->lock);
-    look(r, &watch);
-    pthread_mutex_lock(&r->lock);
+/* Waits a while, then looks. Where rounds are queued the launches leave interrupts to this thread,
+ * which looks more often. */
+static void wait_and_look(Runtime *r, Waiting *watch, int64_t *still) {
+  enum { OFTEN_MS = 50 };
+  atomic_bool *interrupted = &r->device->context->interrupted;
+  int64_t most = r->options.watch_ms ? r->options.watch_ms : 10000;
+  int64_t ms = r->rounds && (most < 0 || most > OFTEN_MS) ? OFTEN_MS : most;
+  bool changed = wait_changed(r, ms);
+  *still = changed ? 0 : *still + ms;
+  pthread_mutex_unlock(&r->lock);
+  if (r->rounds && atomic_load(interrupted) && atomic_exchange(interrupted, false))
+    fail(r, err_set(MF_EINTR, "interrupted"));
+  if (!changed && most > 0 && *still >= most) {
+    *still = 0;
+    look(r, watch);
   }
+  pthread_mutex_lock(&r->lock);
+}
+
+int worker_wait(Runtime *r, bool (*until)(void *ud), void *ud) {
+  Waiting watch = {.beats = all_beats(r)};
+  int64_t still = 0;
+  pthread_mutex_lock(&r->lock);
+  while (!r->code && (until ? !until(ud) : r->running > 0)) wait_and_look(r, &watch, &still);
   int rc = r->ended ? RUNTIME_END : 0;
   if (r->code) {
     wait_parked(r, r->n_workers);
     rc = err_set(r->code, "%s", r->text);
-    let_go(r);
+    if (!r->rounds) let_go(r);
   }
   pthread_mutex_unlock(&r->lock);
   return rc;
+}
+
+void runtime_signal(Runtime *r) {
+  pthread_mutex_lock(&r->lock);
+  pthread_cond_broadcast(&r->changed);
+  pthread_mutex_unlock(&r->lock);
+}
+
+bool runtime_has_failed(Runtime *r) {
+  return has_failed(r);
 }
