@@ -181,7 +181,7 @@ int tensor_check_data(const Tensor *t, const char *what) {
   if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "%s: the tensor was freed", what);
   if (storage_is_traced(t->storage))
     return err_set(MF_EINVAL,
-                   t->storage->data
+                   t->storage->data && !t->E->tracer
                        ? "%s: the tensor is a result of a step that failed, and has no value"
                        : "%s: the tensor belongs to a step that is being compiled: its value is "
                          "known only when the compiled step runs; return it, and read the result",
