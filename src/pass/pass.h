@@ -44,6 +44,8 @@ void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);
 void pass_fuse_norm(Graph *g, const PassSettings *s);
+void pass_recompute(Graph *g, const PassSettings *s);
 void pass_fuse_pointwise(Graph *g, const PassSettings *s);
+void pass_updates(Graph *g, const PassSettings *s);
 
 #endif

@@ -18,7 +18,9 @@ const Pass pass_table[] = {
     {"cse", pass_cse, "what is equal is computed once"},
     {"dce", pass_dce, "what the others left without use"},
     {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
-    {"fuse_pointwise", pass_fuse_pointwise, "last: the others look for ops, which it hides"},
+    {"recompute", pass_recompute, "behind cse, which would undo it; fuse_pointwise takes it in"},
+    {"fuse_pointwise", pass_fuse_pointwise, "behind all that look for ops, which it hides"},
+    {"updates", pass_updates, "last: it goes by the order, which fuse_pointwise changes"},
 };
 const int pass_count = (int)(sizeof pass_table / sizeof pass_table[0]);
 
