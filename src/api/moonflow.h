@@ -51,7 +51,8 @@ typedef enum mf_status {
   MF_STATUS_MODIFIED = 5, /* a saved tensor was changed before the backward pass needed it */
   MF_STATUS_INTERRUPTED = 6,
   MF_STATUS_LUA = 7, /* an error that Lua code raised */
-  MF_STATUS_UNSUPPORTED = 8
+  MF_STATUS_UNSUPPORTED = 8,
+  MF_STATUS_COMM = 9 /* another rank died, left, fell silent or called something else */
 } mf_status;
 
 /* The text of the calling thread's last failed call; valid until its next one. "" before the

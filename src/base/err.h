@@ -15,7 +15,8 @@
   X(MF_EVERSION, 5, "modified")   /* a saved tensor that changed since */    \
   X(MF_EINTR, 6, "interrupted")                                              \
   X(MF_ELUA, 7, "lua") /* raised by a callback; the text is Lua's */         \
-  X(MF_EUNSUPPORTED, 8, "unsupported")
+  X(MF_EUNSUPPORTED, 8, "unsupported")                                       \
+  X(MF_ECOMM, 9, "communication") /* a rank died, left, fell silent, differs */
 
 #define X(name, value, text) name = value,
 typedef enum ErrCode { MF_ERRORS(X) } ErrCode;

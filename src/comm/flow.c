@@ -1,0 +1,566 @@
+/* Flows: what a call is made of, and the loop that moves them.
+ *
+ * A collective is a set of flows, one message each to or from one rank, and perhaps a reducer,
+ * which consumes the same range of all ranks' contributions. The loop pushes what has room, pulls
+ * what has come, and sleeps on the rank's bell when nothing moved. What holds:
+ *
+ *   F1  A message is cut into fragments of FRAGMENT_MAX bytes, the last one shorter; they arrive in
+ *       their order, since there is one way between two ranks.
+ *   F2  The reducer takes block after block, in each the contributions in the order of the group,
+ *       straight from where the fragments lie. A contribution whose turn has not come waits at the
+ *       head of its way, and what comes behind it with it.
+ *   F3  A fragment of another call, at the head of a way, is copied aside (the stash), so that
+ * calls of several threads, and a rank that is ahead, stop nobody. Stashed fragments of a way are
+ * older than those on it.
+ *
+ * Why it does not lock up: pushes never wait for pulls, and a contribution waits (F2) only for
+ * those of ranks before it in the group; the first of these waits for nothing but its sender, and
+ * what stands before it on its own way is a result, which is always taken, or is of another call
+ * (F3).
+ *
+ * Who calls what is compared at each fragment: its header tells its sender's call, and a hash of
+ * all before. A rank that waits half a second says in which call (a probe), so that two ranks that
+ * wait for each other in different calls find out. If only the hashes differ, both send what they
+ * have noted since the last call, to name the first difference. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "combine.h"
+#include "comm_int.h"
+
+enum { TICK_MS = 100, PROBE_MS = 500, SUSPECT_MS = 1000, LEFT_MS = 2000 };
+enum { STASH_MAX = 1 << 30, PULLS = 4 };
+
+static bool flow_is_done(const Flow *f) {
+  return f->done == f->total && (f->total || f->touched);
+}
+
+/* -- Texts ------------------------------------------------------------------------------------- */
+
+static void describe_group(const CommGroup *g, char *text, size_t n) {
+  size_t at = 0;
+  for (int i = 0; i < g->n && at + 16 < n; i++)
+    at += (size_t)snprintf(text + at, n - at, i ? ", %d" : "%d", g->rank[i]);
+}
+
+static void describe_call(const Fragment *f, char *text, size_t n) {
+  const char *reduce = f->reduce < COMM_REDUCE_COUNT ? comm_reduce_name(f->reduce) : "?";
+  bool sums = f->op == COMM_ALL_REDUCE || f->op == COMM_REDUCE || f->op == COMM_REDUCE_SCATTER;
+  bool rooted = f->op == COMM_REDUCE || f->op == COMM_BROADCAST || f->op == COMM_GATHER ||
+                f->op == COMM_SCATTER;
+  int at = snprintf(text, n, "%s", f->op < COMM_OP_COUNT ? comm_op_name(f->op) : "?");
+  if (f->op == COMM_BARRIER || f->dtype >= DTYPE_COUNT) return;
+  at += snprintf(text + at, n - (size_t)at, " of %s", dtype_name((DType)f->dtype));
+  if (f->op != COMM_ALL_TO_ALL)
+    at += snprintf(text + at, n - (size_t)at, " [%llu]", (unsigned long long)f->count);
+  if (sums) at += snprintf(text + at, n - (size_t)at, " (%s)", reduce);
+  if (rooted) snprintf(text + at, n - (size_t)at, " (root %d)", f->root);
+}
+
+static void describe_exchange(const Exchange *x, char *text, size_t n) {
+  char call[120], group[80];
+  if (!x->group) {
+    snprintf(text, n, "%s", x->name);
+    return;
+  }
+  describe_call(&x->head, call, sizeof call);
+  describe_group(x->group, group, sizeof group);
+  snprintf(text, n, "%s, call %llu of ranks {%s}", call, (unsigned long long)x->head.number, group);
+}
+
+/* Fails the job; returns the code with that text, unless another failure came first. */
+static int fail(Exchange *x, const char *text) {
+  comm_fail(x->comm, text);
+  return comm_failed(x->comm);
+}
+
+/* -- Comparing calls --------------------------------------------------------------------------- */
+
+/* The first line in which two lists of notes differ; cut. */
+static void first_difference(const char *a, const char *b, char *line_a, char *line_b, size_t n) {
+  for (;;) {
+    size_t la = strcspn(a, "\n"), lb = strcspn(b, "\n");
+    if (la != lb || memcmp(a, b, la) || !la) {
+      snprintf(line_a, n, "%.*s", (int)la, la ? a : "nothing");
+      snprintf(line_b, n, "%.*s", (int)lb, lb ? b : "nothing");
+      if (!la) snprintf(line_a, n, "nothing");
+      if (!lb) snprintf(line_b, n, "nothing");
+      return;
+    }
+    a += la + (a[la] != 0), b += lb + (b[lb] != 0);
+  }
+}
+
+static int fail_calls(Exchange *x, int peer, const char *mine, const char *theirs) {
+  Comm *c = x->comm;
+  char group[80], text[SEGMENT_TEXT];
+  describe_group(x->group, group, sizeof group);
+  bool first = c->rank < peer;
+  int low = first ? c->rank : peer, high = first ? peer : c->rank;
+  snprintf(text, sizeof text,
+           "the ranks {%s} call different things (call %llu): rank %d on host %s calls %s; rank %d "
+           "on host %s calls %s",
+           group, (unsigned long long)x->head.number, low, comm_host(c, low), first ? mine : theirs,
+           high, comm_host(c, high), first ? theirs : mine);
+  return fail(x, text);
+}
+
+static int fail_notes(Exchange *x, int peer, const char *theirs) {
+  char a[160], b[160];
+  first_difference(x->group->notes, theirs, a, b, sizeof a);
+  return fail_calls(x, peer, a, b);
+}
+
+/* Says to a peer in which call this rank is, with its notes; without waiting for room. */
+static void send_probe(Exchange *x, int peer) {
+  Comm *c = x->comm;
+  Peer *p = &c->peers[peer];
+  size_t n = x->group->n_notes + 1;
+  pthread_mutex_lock(&p->out_lock);
+  Ring *ring = p->seat < 0
+                   ? NULL
+                   : &c->segment->ring[(unsigned)c->seat * c->segment->seats + (unsigned)p->seat];
+  Fragment *f = ring ? ring_reserve(ring, n) : c->api->remote->reserve(c, peer, n);
+  if (f) {
+    *f = x->head;
+    f->kind = FRAGMENT_PROBE;
+    f->bytes = (uint32_t)n;
+    f->offset = f->total = f->lane = 0;
+    memcpy(f + 1, x->group->notes, n - 1);
+    ((char *)(f + 1))[n - 1] = 0;
+    if (ring) {
+      ring_commit(ring, f);
+      bell_ring(&c->segment->seat[p->seat].bell);
+    } else {
+      c->api->remote->commit(c, peer, f);
+    }
+  }
+  pthread_mutex_unlock(&p->out_lock);
+}
+
+/* 0, or the code of the failure that the fragment's sender calls something else. */
+static int compare(Exchange *x, int peer, const Fragment *f, const char *data) {
+  const Fragment *h = &x->head;
+  char mine[120], theirs[120];
+  if (f->op != h->op || f->reduce != h->reduce || f->dtype != h->dtype || f->root != h->root ||
+      f->count != h->count) {
+    describe_call(h, mine, sizeof mine);
+    describe_call(f, theirs, sizeof theirs);
+    return fail_calls(x, peer, mine, theirs);
+  }
+  if (f->hash == h->hash) return 0;
+  if (f->kind == FRAGMENT_PROBE && f->bytes && !data[f->bytes - 1])
+    return fail_notes(x, peer, data);
+  if (x->suspect < 0) {
+    x->suspect = peer;
+    x->suspect_since = comm_milliseconds();
+    send_probe(x, peer);
+  }
+  return 0;
+}
+
+/* -- The reducer ------------------------------------------------------------------------------- */
+
+static size_t reducer_block(const Reducer *r) {
+  size_t rest = r->total - r->done;
+  return rest < FRAGMENT_MAX ? rest : FRAGMENT_MAX;
+}
+
+static void reducer_begin_block(Reducer *r, int me) {
+  r->next = 0;
+  if (me != 0 || r->done == r->total) return;
+  r->next = 1;
+  if (combine_is_wide(r->dtype))
+    combine_widen(r->dtype, (float *)r->scratch, r->in + r->done, reducer_block(r) / 2);
+}
+
+/* One contribution into the float32 sums. */
+static void take_wide(Reducer *r, int me, const char *data, size_t n) {
+  float *acc = (float *)r->scratch;
+  if (r->next == 0) combine_widen(r->dtype, acc, data, n);
+  else combine_wide(r->reduce, r->dtype, acc, data, n);
+  if (++r->next == me) {
+    combine_wide(r->reduce, r->dtype, acc, r->in + r->done, n);
+    r->next++;
+  }
+}
+
+/* Before its own turn a rank's sum lies in scratch, afterwards in out. */
+static void take_plain(Reducer *r, int me, const char *data, size_t n, size_t bytes) {
+  const char *own = r->in + r->done;
+  char *out = r->out + r->done;
+  bool first = r->next == 0;
+  if (r->next > me) {
+    combine_pair(r->reduce, r->dtype, out, r->next == 1 ? own : out, data, n);
+    r->next++;
+    return;
+  }
+  if (++r->next < me) {
+    if (first) memcpy(r->scratch, data, bytes);
+    else combine_pair(r->reduce, r->dtype, r->scratch, r->scratch, data, n);
+    return;
+  }
+  if (!first) combine_pair(r->reduce, r->dtype, r->scratch, r->scratch, data, n);
+  combine_pair(r->reduce, r->dtype, out, first ? data : r->scratch, own, n);
+  r->next++;
+}
+
+static void reducer_take(Reducer *r, int n_ranks, int me, const char *data) {
+  size_t bytes = reducer_block(r), n = bytes / dtype_size(r->dtype);
+  bool wide = combine_is_wide(r->dtype);
+  if (wide) take_wide(r, me, data, n);
+  else take_plain(r, me, data, n, bytes);
+  if (r->next < n_ranks) return;
+  if (wide) combine_narrow(r->dtype, r->out + r->done, (float *)r->scratch, n);
+  r->done += bytes;
+  reducer_begin_block(r, me);
+}
+
+static bool reducer_is_done(const Reducer *r) {
+  return !r->on || r->done == r->total;
+}
+
+/* -- Receiving --------------------------------------------------------------------------------- */
+
+static bool is_ours(const Exchange *x, const Fragment *f) {
+  if (f->context != x->head.context) return false;
+  if (!x->group) return f->kind == FRAGMENT_MESSAGE;
+  return f->kind != FRAGMENT_MESSAGE && f->number == x->head.number;
+}
+
+static int fail_malformed(Exchange *x, int peer, const char *what) {
+  char text[SEGMENT_TEXT];
+  atomic_fetch_add(&x->comm->refused, 1);
+  snprintf(text, sizeof text, "%s: rank %d got from rank %d on host %s %s", x->name, x->comm->rank,
+           peer, comm_host(x->comm, peer), what);
+  return fail(x, text);
+}
+
+typedef enum Delivery { DELIVERY_TAKEN, DELIVERY_LATER } Delivery;
+
+/* A contribution: taken when it is its turn. */
+static int deliver_reducer(Exchange *x, int peer, const Fragment *f, const char *data,
+                           Delivery *d) {
+  Reducer *r = &x->reducer;
+  CommGroup *g = x->group;
+  if (r->done == r->total) return fail_malformed(x, peer, "a contribution that was there already");
+  bool turn = r->next < g->n && g->rank[r->next] == peer;
+  for (int i = 0; turn && r->after_sends && i < x->n; i++)
+    turn = !x->flows[i].out || x->flows[i].lane != r->lane || flow_is_done(&x->flows[i]);
+  if (!turn) {
+    *d = DELIVERY_LATER;
+    return 0;
+  }
+  if (f->total != r->total || f->offset != r->done || f->bytes != reducer_block(r))
+    return fail_malformed(x, peer, "a contribution of another length");
+  reducer_take(r, g->n, g->me, data);
+  return 0;
+}
+
+static int deliver_flow(Exchange *x, int peer, const Fragment *f, const char *data) {
+  for (int i = 0; i < x->n; i++) {
+    Flow *w = &x->flows[i];
+    if (w->out || w->peer != peer || w->lane != f->lane) continue;
+    char text[160];
+    if (f->total != w->total) {
+      snprintf(text, sizeof text, "%llu bytes and expected %zu", (unsigned long long)f->total,
+               w->total);
+      return fail_malformed(x, peer, text);
+    }
+    if (!x->group && f->number != x->head.number) {
+      snprintf(text, sizeof text, "message %llu of the edge and expected message %llu",
+               (unsigned long long)f->number, (unsigned long long)x->head.number);
+      return fail_malformed(x, peer, text);
+    }
+    if (f->offset != w->done || f->bytes > w->total - w->done)
+      return fail_malformed(x, peer, "a fragment out of order");
+    memcpy(w->at + w->done, data, f->bytes);
+    w->done += f->bytes;
+    w->touched = true;
+    return 0;
+  }
+  return fail_malformed(x, peer, "data that no part of the call waits for");
+}
+
+static int deliver(Exchange *x, int peer, const Fragment *f, Delivery *d) {
+  const char *data = (const char *)(f + 1);
+  *d = DELIVERY_TAKEN;
+  if (x->group && x->comm->check) {
+    int code = compare(x, peer, f, data);
+    if (code) return code;
+    if (x->suspect >= 0) return 0; /* the call is lost; only notes are of use */
+  }
+  if (f->kind == FRAGMENT_PROBE) return 0;
+  int code = x->reducer.on && f->lane == x->reducer.lane ? deliver_reducer(x, peer, f, data, d)
+                                                         : deliver_flow(x, peer, f, data);
+  if (!code && *d == DELIVERY_TAKEN) atomic_fetch_add(&x->comm->received, f->bytes);
+  return code;
+}
+
+/* The way from a peer on this host. */
+static Ring *ring_from(Comm *c, const Peer *p) {
+  return &c->segment->ring[(unsigned)p->seat * c->segment->seats + (unsigned)c->seat];
+}
+
+static const Fragment *way_first(Exchange *x, int peer, int *code) {
+  Comm *c = x->comm;
+  Peer *p = &c->peers[peer];
+  if (p->seat < 0) return c->api->remote->first(c, peer);
+  bool bad = false;
+  const Fragment *f = ring_first(ring_from(c, p), &bad);
+  if (bad) *code = fail_malformed(x, peer, "a header that makes no sense");
+  return f;
+}
+
+static void way_advance(Comm *c, int peer, const Fragment *f) {
+  Peer *p = &c->peers[peer];
+  if (p->seat < 0) {
+    c->api->remote->advance(c, peer, f);
+    return;
+  }
+  ring_advance(ring_from(c, p), f);
+  bell_ring(&c->segment->seat[p->seat].bell);
+}
+
+/* Copies the first fragment aside. False when it must wait where it is. */
+static bool put_aside(Exchange *x, int peer, const Fragment *f) {
+  Peer *p = &x->comm->peers[peer];
+  bool stale = f->kind == FRAGMENT_PROBE && x->group && f->context == x->head.context &&
+               f->number < x->head.number;
+  if (stale) return true;
+  Stash *s = p->stashed < STASH_MAX ? mem_alloc(sizeof *s + f->bytes) : NULL;
+  if (!s) return false;
+  s->next = NULL;
+  s->f = *f;
+  memcpy(s->data, f + 1, f->bytes);
+  *p->stash_end = s;
+  p->stash_end = &s->next;
+  p->stashed += f->bytes;
+  bell_ring(&x->comm->segment->seat[x->comm->seat].bell); /* another thread may wait for it */
+  return true;
+}
+
+static Stash **find_stash(Exchange *x, Peer *p) {
+  Stash **s = &p->stash;
+  while (*s && !is_ours(x, &(*s)->f)) s = &(*s)->next;
+  return s;
+}
+
+static void drop_stash(Peer *p, Stash **s) {
+  Stash *gone = *s;
+  *s = gone->next;
+  if (p->stash_end == &gone->next) p->stash_end = s;
+  p->stashed -= gone->f.bytes;
+  mem_free(gone);
+}
+
+/* Takes a few fragments of a peer. The in_lock is held. */
+static int pull_locked(Exchange *x, int peer, bool *moved) {
+  Peer *p = &x->comm->peers[peer];
+  for (int taken = 0; taken < PULLS;) {
+    int code = 0;
+    if (!x->group && flow_is_done(x->flows)) return 0; /* what follows is the next message */
+    Stash **s = find_stash(x, p);
+    const Fragment *f = *s ? &(*s)->f : way_first(x, peer, &code);
+    if (code || !f) return code;
+    if (!*s && !is_ours(x, f)) {
+      if (!put_aside(x, peer, f)) return 0;
+      way_advance(x->comm, peer, f);
+      continue;
+    }
+    Delivery d;
+    code = deliver(x, peer, f, &d);
+    if (code || d == DELIVERY_LATER) return code;
+    if (*s) drop_stash(p, s);
+    else way_advance(x->comm, peer, f);
+    *moved = true;
+    taken++;
+  }
+  return 0;
+}
+
+static int pull(Exchange *x, int peer, bool *moved) {
+  Peer *p = &x->comm->peers[peer];
+  pthread_mutex_lock(&p->in_lock);
+  int code = pull_locked(x, peer, moved);
+  pthread_mutex_unlock(&p->in_lock);
+  return code;
+}
+
+void flow_forget(Exchange *x) {
+  for (int i = 0; i < x->group->n; i++) {
+    if (i == x->group->me) continue;
+    Peer *p = &x->comm->peers[x->group->rank[i]];
+    pthread_mutex_lock(&p->in_lock);
+    for (Stash **s; *(s = find_stash(x, p));) drop_stash(p, s);
+    pthread_mutex_unlock(&p->in_lock);
+  }
+}
+
+/* -- Sending ----------------------------------------------------------------------------------- */
+
+/* Sends one fragment if there is something to send and room for it. */
+static bool push(Exchange *x, Flow *w) {
+  Comm *c = x->comm;
+  Peer *p = &c->peers[w->peer];
+  size_t rest = w->total - w->done, n = rest < FRAGMENT_MAX ? rest : FRAGMENT_MAX;
+  if (w->limit && *w->limit < w->done + n) return false;
+  Ring *ring = p->seat < 0
+                   ? NULL
+                   : &c->segment->ring[(unsigned)c->seat * c->segment->seats + (unsigned)p->seat];
+  pthread_mutex_lock(&p->out_lock);
+  Fragment *f = ring ? ring_reserve(ring, n) : c->api->remote->reserve(c, w->peer, n);
+  if (f) {
+    *f = x->head;
+    f->bytes = (uint32_t)n;
+    f->lane = w->lane;
+    f->offset = w->done;
+    f->total = w->total;
+    memcpy(f + 1, w->at + w->done, n);
+    if (ring) ring_commit(ring, f);
+    else c->api->remote->commit(c, w->peer, f);
+  }
+  pthread_mutex_unlock(&p->out_lock);
+  if (!f) return false;
+  if (ring) bell_ring(&c->segment->seat[p->seat].bell);
+  w->done += n;
+  w->touched = true;
+  atomic_fetch_add_explicit(&c->sent, n, memory_order_relaxed);
+  return true;
+}
+
+/* -- The loop ---------------------------------------------------------------------------------- */
+
+/* One round over everything. */
+static int move(Exchange *x, bool *moved, bool *done) {
+  *done = true;
+  for (int i = 0; i < x->n; i++) {
+    Flow *w = &x->flows[i];
+    if (!w->out || flow_is_done(w)) continue;
+    if (push(x, w)) *moved = true;
+  }
+  int code = 0, n = x->group ? x->group->n : 1;
+  for (int i = 0; i < n && !code; i++) {
+    if (x->group && i == x->group->me) continue;
+    int peer = x->group ? x->group->rank[i] : x->flows->peer;
+    if (x->group || !x->flows->out) code = pull(x, peer, moved);
+  }
+  for (int i = 0; i < x->n; i++) *done = *done && flow_is_done(&x->flows[i]);
+  *done = *done && reducer_is_done(&x->reducer) && x->suspect < 0;
+  return code;
+}
+
+/* The rank for which the exchange waits, and whether for its data. */
+static int awaited(const Exchange *x, bool *data) {
+  *data = true;
+  if (x->suspect >= 0) return x->suspect;
+  for (int i = 0; i < x->n; i++)
+    if (!x->flows[i].out && !flow_is_done(&x->flows[i])) {
+      if (!reducer_is_done(&x->reducer)) break;
+      return x->flows[i].peer;
+    }
+  if (!reducer_is_done(&x->reducer) && x->reducer.next < x->group->n)
+    return x->group->rank[x->reducer.next];
+  *data = false;
+  for (int i = 0; i < x->n; i++)
+    if (!flow_is_done(&x->flows[i])) return x->flows[i].peer;
+  return -1;
+}
+
+static void describe_wait(const Exchange *x, char *text, size_t n) {
+  char what[240];
+  bool data;
+  int peer = awaited(x, &data);
+  describe_exchange(x, what, sizeof what);
+  if (peer < 0) snprintf(text, n, "in %s", what);
+  else
+    snprintf(text, n, "for rank %d on host %s to %s, in %s", peer, comm_host(x->comm, peer),
+             data ? "send its part" : "take its part", what);
+}
+
+/* Has the rank that is waited for gone? */
+static bool awaited_has_left(Exchange *x, int *peer) {
+  bool data;
+  *peer = awaited(x, &data);
+  if (*peer < 0) return false;
+  Peer *p = &x->comm->peers[*peer];
+  if (p->seat >= 0)
+    return atomic_load_explicit(&x->comm->segment->seat[p->seat].state, memory_order_acquire) ==
+           SEAT_LEFT;
+  int64_t since = atomic_load(&p->left);
+  return since && comm_milliseconds() - since > LEFT_MS;
+}
+
+static int fail_waiting(Exchange *x, const char *format, int peer, double seconds) {
+  char wait[400], what[160], text[SEGMENT_TEXT];
+  describe_wait(x, wait, sizeof wait);
+  if (peer >= 0) snprintf(what, sizeof what, format, peer, comm_host(x->comm, peer));
+  else snprintf(what, sizeof what, format, seconds);
+  snprintf(text, sizeof text, "%s; rank %d on host %s waited %s", what, x->comm->rank,
+           comm_host(x->comm, x->comm->rank), wait);
+  return fail(x, text);
+}
+
+/* Another rank's or thread's failure, as an error of this call. */
+static int explain_failure(Exchange *x, int code) {
+  char wait[400];
+  const char *text = err_text();
+  if (strstr(text, " waited ") || strstr(text, "call different")) return err_prefix(code, x->name);
+  describe_wait(x, wait, sizeof wait);
+  char whole[SEGMENT_TEXT];
+  snprintf(whole, sizeof whole, "%s", text);
+  return err_set(code, "%s: %s; rank %d waited %s", x->name, whole, x->comm->rank, wait);
+}
+
+/* What may be wrong when nothing moved for `idle` milliseconds. */
+static int look_around(Exchange *x, int64_t idle) {
+  Comm *c = x->comm;
+  int peer;
+  bool moved = false, done;
+  if (c->interrupt && atomic_exchange(c->interrupt, false)) {
+    fail_waiting(x, "interrupted", -1, 0);
+    return err_set(MF_EINTR, "%s: interrupted", x->name);
+  }
+  if (awaited_has_left(x, &peer)) { /* what it sent before is there by now */
+    int code = move(x, &moved, &done);
+    if (code || moved || done) return code;
+    return fail_waiting(x, "rank %d on host %s has left the job", peer, 0);
+  }
+  if (x->suspect >= 0 && comm_milliseconds() - x->suspect_since > SUSPECT_MS)
+    return fail_notes(x, x->suspect, "something that it could not say");
+  if (idle >= PROBE_MS && x->group && c->check && !x->probed) {
+    x->probed = true;
+    for (int i = 0; i < x->group->n; i++)
+      if (i != x->group->me) send_probe(x, x->group->rank[i]);
+  }
+  if (idle > c->timeout_ms)
+    return fail_waiting(x, "nothing moved for %.3g s", -1, (double)idle / 1000);
+  return 0;
+}
+
+int flow_run(Exchange *x) {
+  Comm *c = x->comm;
+  Bell *bell = &c->segment->seat[c->seat].bell;
+  int64_t since = 0;
+  x->suspect = -1;
+  if (x->reducer.on) reducer_begin_block(&x->reducer, x->group->me);
+  for (;;) {
+    uint32_t seen = bell_now(bell);
+    bool moved = false, done;
+    int code = comm_failed(c);
+    if (!code) code = move(x, &moved, &done);
+    if (code) return explain_failure(x, code);
+    if (done) return 0;
+    if (moved) {
+      since = 0;
+      continue;
+    }
+    int64_t now = comm_milliseconds();
+    if (!since) since = now;
+    code = look_around(x, now - since);
+    if (code) return code == MF_EINTR ? code : explain_failure(x, code);
+    int most = c->timeout_ms < TICK_MS ? c->timeout_ms + 1 : TICK_MS;
+    bell_wait(bell, seen, most);
+  }
+}
