@@ -1,5 +1,5 @@
-# moonflow.  `make demo`, `make test`; the other targets: all test-long bench lint format size install
-# uninstall cross deps clean. Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops
+# moonflow.  `make demo`, `make test`; the other targets: all test-long test-dist bench bench-dist lint
+# format size install uninstall cross deps clean. Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops
 # at warnings, ARGS go to demo and bench, ONLY=text runs the specs whose path has it.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -22,7 +22,7 @@ GEN := $(BUILD)/gen
 
 # Debian packages, by what needs them.
 PACKAGES_build := $(if $(findstring clang,$(CC)),clang libomp-dev,gcc) libc6-dev libdnnl-dev \
-  libluajit-5.1-dev luajit pkg-config zlib1g-dev
+  libluajit-5.1-dev libzmq3-dev luajit pkg-config zlib1g-dev
 PACKAGES_test := lua-busted
 PACKAGES_demo := dataset-fashion-mnist
 PACKAGES_lint := lua-check clang-format cppcheck
@@ -64,7 +64,8 @@ FLAGS += $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined)
 FLAGS += $(if $(filter thread,$(SAN)),-fexceptions)# a Lua error must unwind the sanitizer's stack
 endif
 DNNL := -ldnnl
-LIBS := -lluajit-5.1 $(DNNL) -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN),-fsanitize=$(SAN))
+ZMQ := -lzmq
+LIBS := -lluajit-5.1 $(DNNL) $(ZMQ) -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN),-fsanitize=$(SAN))
 
 # Flags of one folder, $(call SEE,folder): where it looks for headers, and what only it needs.
 SEE = $(patsubst %,-iquote src/%,$(filter-out main,$1) $(SEES_$1)) \
@@ -84,7 +85,7 @@ LUA_FILES := $(sort $(wildcard lua/*.lua))
 HEADERS := $(shell grep -l '^.ifndef MF_' $(foreach d,$(LAYERS),$(wildcard src/$d/*.h)) /dev/null)
 C_SPECS := $(patsubst spec/c/%.c,$(BUILD)/spec/%,$(wildcard spec/c/*_spec.c))
 
-.PHONY: all demo test test-long bench lint format size install uninstall cross deps clean
+.PHONY: all demo test test-long test-dist bench bench-dist lint format size install uninstall cross deps clean
 .PHONY: try objects headers
 .DELETE_ON_ERROR:
 all: $(BUILD)/moonflow $(BUILD)/libmoonflow.so $(BUILD)/libmoonflow.a
@@ -209,17 +210,16 @@ clean:
 
 demo: all $(BUILD)/packages-demo
 	$(Q)$(BUILD)/moonflow examples/fashion_mnist.lua --save $(BUILD)/fashion_mnist.safetensors $(ARGS)
-bench: all
-	$(Q)PEER_PYTHON='$(PEER_PYTHON)' $(BUILD)/moonflow examples/bench_all.lua $(ARGS)
+bench bench-dist: all
+	$(Q)PEER_PYTHON='$(PEER_PYTHON)' $(BUILD)/moonflow examples/$(if $(filter bench,$@),bench_all,bench_dist).lua $(ARGS)
 
 $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(FLAGS) -MMD -MP $(LUA_CFLAGS) $(patsubst %,-iquote src/%,$(LAYERS)) \
 	  -iquote $(GEN)/op -o $@ $< $(BUILD)/libmoonflow.a $(LIBS)
-test: all $(BUILD)/packages-test $(C_SPECS)
-	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) $(C_SPECS)
-test-long: all $(BUILD)/packages-test $(C_SPECS)
-	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) --long $(C_SPECS)
+test test-long test-dist: all $(BUILD)/packages-test $(C_SPECS)
+	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) $(patsubst test-%,--%,$(filter test-%,$@)) \
+	  $(C_SPECS)
 
 # Compiles the file TRY as one of the folder AS: what may it include?
 try: $(GEN)/stamp
@@ -239,11 +239,11 @@ size:
 	@luajit spec/tools/size.lua
 
 # Compiles everything for arm64, and links where Debian's arm64 libraries are installed. libdnnl-dev
-# cannot be installed for two architectures at once, so the library is named by its file.
-ARM := CC=aarch64-linux-gnu-gcc BUILD=build/aarch64 DNNL=-l:libdnnl.so.2
+# cannot be installed for two architectures at once, so that library is named by its file, as ZeroMQ's.
+ARM := CC=aarch64-linux-gnu-gcc BUILD=build/aarch64 DNNL=-l:libdnnl.so.2 ZMQ=-l:libzmq.so.5
 cross: $(BUILD)/packages-cross
 	@+$(MAKE) --no-print-directory $(ARM) objects
 	@+if aarch64-linux-gnu-gcc -print-file-name=libdnnl.so.2 | grep -q /; then \
 	  $(MAKE) --no-print-directory $(ARM) all; \
 	else echo "not linked; that needs:  dpkg --add-architecture arm64 && apt-get update &&" \
-	  "apt-get install -y libdnnl2:arm64 libluajit-5.1-dev:arm64 zlib1g-dev:arm64"; fi
+	  "apt-get install -y libdnnl2:arm64 libluajit-5.1-dev:arm64 libzmq5:arm64 zlib1g-dev:arm64"; fi

@@ -29,7 +29,7 @@
 #include "combine.h"
 #include "comm_int.h"
 
-enum { TICK_MS = 100, PROBE_MS = 500, SUSPECT_MS = 1000, LEFT_MS = 2000 };
+enum { TICK_MS = 100, PROBE_MS = 500, SUSPECT_MS = 1000, LEFT_MS = 1000 };
 enum { STASH_MAX = 1 << 30, PULLS = 4 };
 
 static bool flow_is_done(const Flow *f) {
