@@ -144,10 +144,11 @@ end)
 -- The 0-d value of an element of x, with a gradient that goes to all elements equal to it, in equal parts.
 local function shared(x, value)
   local v, finite = value:detach(), x:isfinite()
-  local equal = x:eq(v):logical_and(finite):to(x.dtype)
+  local equal = x:eq(v):logical_or(x:isnan():logical_and(v:isnan()))
+  local share = equal:to(x.dtype) / equal:sum()
   local known = x:masked_fill(finite:logical_not(), 0)
-  local zero = ((known - known:detach()) * (equal / equal:sum():clamp { min = 1 })):sum()
-  return mf.where(v:isfinite(), v + zero, value)
+  local zero = ((known - known:detach()) * share):sum()
+  return mf.where(v:isfinite(), v + zero, (mf.where(equal, x, 0) * share):sum())
 end
 
 -- Values and indices of the lower median along dim; of all elements, the value alone. NaN where there is one.

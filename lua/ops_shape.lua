@@ -304,7 +304,10 @@ end
 for _, name in ipairs { 'rand', 'randn' } do
   mf[name .. '_like'] = function(x, o)
     check_tensor(name .. '_like', 'x', x)
-    return mf[name](x.shape, (like(x, o)))
+    o = like(x, o)
+    local y = mf[name](x.shape, o)
+    if x:is_contiguous() then return y end
+    return mf.no_grad(function() return mf.empty_like(x, o):copy_(y) end)
   end
 end
 

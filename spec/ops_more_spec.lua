@@ -119,6 +119,8 @@ describe('gradients at the seams', function()
     assert.same({ 2, 0.25, 0.25, 0.25, 0.25 }, shares(2, 2, 2, 2))
     assert.same({ 2, 0, 1, 0, 0 }, shares(1, 2, 3, 4))
     assert.same({ 3, 0, 0, 1 }, shares(-math.huge, math.huge, 3))
+    assert.same({ math.huge, 0, 0.5, 0.5 }, shares(1, math.huge, math.huge))
+    assert.same({ 0, 0.5, 0.5 }, { 0, unpack(shares(1, 0 / 0, 0 / 0), 3) })
     local x = leaf { { 1, 1 }, { 2, 2 } }
     x:median(0):sum():backward()
     assert.same({ { 1, 1 }, { 0, 0 } }, x.grad:tolist())

@@ -422,6 +422,28 @@ static bool read_quick(Reading *r, int first) {
   return true;
 }
 
+/* A whole number that the op writes as it is must be one of the dtype into which it does. */
+static int check_numbers(const Reading *r) {
+  const OpSpec *o = r->op->spec[0];
+  int t = DTYPE_NONE;
+  for (int k = 0; k < r->n_in; k++) {
+    const Tensor *x = r->in[k];
+    if (!x || x->m.number) continue;
+    t = t == DTYPE_NONE ? x->m.dtype : (int)dtype_promote((DType)t, (DType)x->m.dtype);
+    if (!o->expression) break; /* others are places */
+  }
+  for (int i = 0, k = 0; i < r->op->n_params && k < r->n_in && t != DTYPE_NONE; i++) {
+    if (r->op->params[i].kind != PARAM_TENSOR) continue;
+    const Tensor *x = r->in[k++];
+    if (!x || !x->m.number || x->m.dtype != I64) continue;
+    int64_t v = *(const int64_t *)x->storage->data;
+    if (!dtype_holds((DType)t, (double)v))
+      return err_set(MF_EINVAL, "%s: %s is %lld, which %s cannot hold", r->name,
+                     r->op->params[i].name, (long long)v, dtype_name((DType)t));
+  }
+  return 0;
+}
+
 /* Reads the arguments from `first` on; the name that errors give is kept in in_place where needed.
  */
 static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bool into,
@@ -430,17 +452,18 @@ static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bo
   r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = r->n_patches = 0;
   memcpy(r->args.bytes, op->defaults, op->args_size);
   int rc = 0;
-  if (!read_quick(r, first)) {
-    if (into) {
-      snprintf(in_place, 64, "%s_", op->name);
-      r->name = in_place;
-    }
+  bool quick = read_quick(r, first), places = r->n_temporary && op->spec[0]->flags & OP_PLACES;
+  if (into && (!quick || places)) {
+    snprintf(in_place, 64, "%s_", op->name);
+    r->name = in_place;
+  }
+  if (!quick) {
     rc = place(r, first);
     if (!rc) rc = read(r);
   }
   if (!rc && into && r->in[0]->m.number)
     rc = err_set(MF_EINVAL, "%s: the first argument must be a tensor, is a number", r->name);
-  return rc;
+  return rc || !r->n_temporary || !(op->spec[0]->flags & OP_PLACES) ? rc : check_numbers(r);
 }
 
 /* Pushes what the call made, and gives back what was read. `last`: of the arguments. */

@@ -88,8 +88,13 @@ static int copy__cpu(const OpCall *c) {
 }
 
 /* Writes src, broadcast and converted, into x; returns x. */
-OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .sbp = "..., ...",
-   .linear = "x+src", .infer = copy__infer, .cpu = copy__cpu)
+OP(copy_, .signature = "copy_(Tensor! x, Tensor|number src) -> ()", .flags = OP_PLACES,
+   .sbp = "..., ...", .linear = "x+src", .infer = copy__infer, .cpu = copy__cpu)
+
+static int fill__infer(Infer *I) {
+  const struct fill__args *a = I->args;
+  return infer_want_held(I, "value", a->value, (DType)I->in[0]->dtype);
+}
 
 static int fill__cpu(const OpCall *c) {
   const struct fill__args *a = c->args;
@@ -101,7 +106,7 @@ static int fill__cpu(const OpCall *c) {
 }
 
 /* Writes one number into every element of x; returns x. */
-OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .infer = infer_none,
+OP(fill_, .signature = "fill_(Tensor! x, float value) -> ()", .sbp = "...", .infer = fill__infer,
    .cpu = fill__cpu)
 
 /* -- Writing through a view -------------------------------------------------------------------- */

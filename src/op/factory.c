@@ -114,7 +114,8 @@ OP(ones,
 
 static int full_infer(Infer *I) {
   const struct full_args *a = I->args;
-  return make(I, a->dtype, a->device, a->size.n, a->size.v);
+  int rc = make(I, a->dtype, a->device, a->size.n, a->size.v);
+  return rc ? rc : infer_want_held(I, "fill_value", a->fill_value, (DType)I->last->dtype);
 }
 static int full_cpu(const OpCall *c) {
   return fill(&c->out[0], ((const struct full_args *)c->args)->fill_value);
@@ -161,7 +162,8 @@ OP(ones_like,
 
 static int full_like_infer(Infer *I) {
   const struct full_like_args *a = I->args;
-  return make_like(I, a->dtype, a->device);
+  int rc = make_like(I, a->dtype, a->device);
+  return rc ? rc : infer_want_held(I, "fill_value", a->fill_value, (DType)I->last->dtype);
 }
 static int full_like_cpu(const OpCall *c) {
   return fill(&c->out[0], ((const struct full_like_args *)c->args)->fill_value);

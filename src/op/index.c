@@ -575,8 +575,8 @@ static int index_fill_cpu(const OpCall *c) {
 /* x with one number in the entries of dim that index names. */
 OP(index_fill,
    .signature = "index_fill(Tensor x, dim dim, Tensor index, Tensor|number value) -> Tensor",
-   .flags = OP_INPLACE, .sbp_rule = index_write_sbp, .linear = "x+value", .infer = index_fill_infer,
-   .cpu = index_fill_cpu, .scratch = index_fill_scratch)
+   .flags = OP_INPLACE | OP_PLACES, .sbp_rule = index_write_sbp, .linear = "x+value",
+   .infer = index_fill_infer, .cpu = index_fill_cpu, .scratch = index_fill_scratch)
 
 /* -- Embedding --------------------------------------------------------------------------------- */
 

@@ -211,6 +211,11 @@ int infer_want_same_shape(Infer *I, int a, int b) {
   return infer_want_shape(I, a, I->in[b]->ndim, I->in[b]->shape);
 }
 
+int infer_want_held(Infer *I, const char *name, double v, DType t) {
+  if (dtype_holds(t, v)) return 0;
+  return infer_error(I, "%s is %.17g, which %s cannot hold", name, v, dtype_name(t));
+}
+
 int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, DType dtype) {
   for (int d = 0; d < size->n; d++)
     if (size->v[d] < 0)

@@ -76,6 +76,8 @@ int infer_want_same_dtype(Infer *I, int a, int b);
 int infer_want_shape(Infer *I, int k, int ndim, const int64_t *shape);
 /* Input a must have the shape of input b. */
 int infer_want_same_shape(Infer *I, int a, int b);
+/* A number that the output of dtype t is filled with. */
+int infer_want_held(Infer *I, const char *name, double v, DType t);
 /* A list argument that is the shape of a tensor of ndim dims. */
 int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, DType dtype);
 /* Every place that (size, stride, offset) reach must be one of n elements; names for the error. */
@@ -141,6 +143,7 @@ typedef enum OpFlag {
   OP_HIDDEN = 1024,    /* bound as mf._NAME: for the library's own Lua */
   OP_BLOCKWISE = 2048, /* an output may have the data of any input with its places */
   OP_BY_VALUE = 4096,  /* pointwise: `choose` reads the value of a 0-d input */
+  OP_PLACES = 16384,   /* writes the number that an input may be, as it is */
   OP_STRIDED = 8192    /* a view that goes by the strides of memory, not by its input's dims */
 } OpFlag;
 

@@ -59,6 +59,7 @@ static int pad_infer(Infer *I) {
   const Meta *x = I->in[0];
   int64_t shape[MF_MAX_DIMS];
   int rc = pad_shape(I, &a->pad, a->mode, x->ndim, x->shape, shape);
+  if (!rc) rc = infer_want_held(I, "value", a->value, (DType)x->dtype);
   if (!rc) rc = infer_shape(I, (DType)x->dtype, x->ndim, shape);
   if (!rc && x->ndim == 4 && shape_is_channels_last(4, x->shape, x->stride) &&
       !meta_is_contiguous(x))

@@ -454,7 +454,7 @@ static int where_infer(Infer *I) {
 
 /* a where c is true, else b. */
 OP(where, .signature = "where(Tensor c, Tensor|number a, Tensor|number b) -> Tensor",
-   .flags = OP_FUNCTION_ONLY, .infer = where_infer,
+   .flags = OP_FUNCTION_ONLY | OP_PLACES, .infer = where_infer,
    .sbp = "..., ..., ...", .linear = "a+b", .cpu = pointwise_cpu, .expression = "x != 0 ? a : b",
    .pointwise = {where_f32, where_f64, where_i64})
 
@@ -476,7 +476,7 @@ static int masked_fill_infer(Infer *I) {
 
 /* x with value where mask is true; mask is broadcast. */
 OP(masked_fill, .signature = "masked_fill(Tensor x, Tensor mask, Tensor|number value) -> Tensor",
-   .flags = OP_INPLACE,
+   .flags = OP_INPLACE | OP_PLACES,
    .infer = masked_fill_infer, .sbp = "..., ..., ...", .cpu = pointwise_cpu,
    .expression = "a != 0 ? b : x",
    .pointwise = {masked_fill_f32, masked_fill_f64, masked_fill_i64})

@@ -299,8 +299,8 @@ static int scatter_cpu(const OpCall *c) {
 /* x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and so on. The last of repeated places
  * wins. */
 OP(scatter, .signature = "scatter(Tensor x, dim dim, Tensor index, Tensor|number src) -> Tensor",
-   .flags = OP_INPLACE, .sbp_rule = sbp_all_but_dim, .linear = "x+src", .infer = scatter_infer,
-   .cpu = scatter_cpu)
+   .flags = OP_INPLACE | OP_PLACES, .sbp_rule = sbp_all_but_dim, .linear = "x+src",
+   .infer = scatter_infer, .cpu = scatter_cpu)
 
 static int scatter_add_infer(Infer *I) {
   return write_along_infer(I, &((struct scatter_add_args *)I->args)->dim);

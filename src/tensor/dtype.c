@@ -1,4 +1,5 @@
 /* Names, sizes, promotion and single elements of the dtypes. */
+#include <math.h>
 #include <string.h>
 
 #include "dtype.h"
@@ -35,6 +36,12 @@ DType dtype_promote(DType a, DType b) {
   if (low == U8 && infos[high].kind == KIND_INT) return high == I8 ? I16 : high;
   if (low == F16 && high == BF16) return F32;
   return high;
+}
+
+bool dtype_holds(DType t, double v) {
+  if (infos[t].kind != KIND_INT) return true;
+  double end = ldexp(1, 8 * infos[t].size - (t != U8)), low = t == U8 ? -end : -end - 1;
+  return v > low && v < end;
 }
 
 float dtype_bf16_to_f32(uint16_t h) {

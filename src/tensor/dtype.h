@@ -46,6 +46,9 @@ int dtype_parse(const char *name);
 
 /* PyTorch's promotion of two tensors of at least one dimension each. */
 DType dtype_promote(DType a, DType b);
+/* Whether v, its fraction cut off, is within the range of t: floats and bool hold any number, and
+ * unsigned ones those below zero too, from -max on, which wrap as in C. */
+bool dtype_holds(DType t, double v);
 
 /* Scalar conversions of the two half types; rounding to nearest even, NaN stays NaN. */
 float dtype_bf16_to_f32(uint16_t h);
