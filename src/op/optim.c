@@ -495,7 +495,7 @@ static size_t adagrad_scratch(const OpCall *c) {
 
 static int adagrad_cpu(const OpCall *c) {
   const struct adagrad__args *a = c->args;
-  AdagradRule o = {a->lr / (1 + (double)(a->step - 1) * a->lr_decay), a->weight_decay, a->eps,
+  AdagradRule o = {a->lr / (1 + ((double)a->step - 1) * a->lr_decay), a->weight_decay, a->eps,
                    a->maximize ? -1 : 1};
   return fleet_run(c, a->n_params, 1, (Rule){adagrad_f32, adagrad_f64, &o});
 }
@@ -511,7 +511,7 @@ OP(adagrad_,
 
 static int adagrad_rows_cpu(const OpCall *c) {
   const struct adagrad_rows__args *a = c->args;
-  AdagradRule o = {a->lr / (1 + (double)(a->step - 1) * a->lr_decay), 0, a->eps,
+  AdagradRule o = {a->lr / (1 + ((double)a->step - 1) * a->lr_decay), 0, a->eps,
                    a->maximize ? -1 : 1};
   return rows_run(c, 1, (Rule){adagrad_f32, adagrad_f64, &o});
 }
