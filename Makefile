@@ -24,7 +24,7 @@ GEN := $(BUILD)/gen
 PACKAGES_build := $(if $(findstring clang,$(CC)),clang libomp-dev,gcc) libc6-dev libdnnl-dev \
   libluajit-5.1-dev libzmq3-dev luajit pkg-config zlib1g-dev
 PACKAGES_test := lua-busted
-PACKAGES_demo := dataset-fashion-mnist
+PACKAGES_demo := dataset-fashion-mnist bible-kjv-text
 PACKAGES_lint := lua-check clang-format cppcheck
 PACKAGES_cross := gcc-aarch64-linux-gnu
 

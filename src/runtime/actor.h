@@ -165,6 +165,7 @@ struct Runtime {
   double *cells; /* the next run's; behind them those of rounds[k], where rounds are queued */
   Round *rounds; /* RUNTIME_AHEAD places that take turns; NULL: none was queued */
   uint64_t n_queued;
+  int first_write;        /* the first step that changes a capture */
   const PlanTask *opener; /* the first task of steps, which begins a round */
   char *numbers;          /* 8 bytes each */
   Call *host;             /* by number of call */

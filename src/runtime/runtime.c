@@ -162,6 +162,25 @@ static int set_scratch(Runtime *r) {
   return 0;
 }
 
+static bool changes_capture(const Plan *p, const PlanStep *s) {
+  for (int k = 0; k < s->n_in + s->n_out; k++) {
+    int t = k < s->n_in ? s->in[k] : s->out[k - s->n_in], param;
+    if (t < 0 || p->registers.at[p->tensors.at[t].reg].home != PLAN_CAPTURE) continue;
+    if (k >= s->n_in) return true;
+    param = op_param_of_input(s->op, s->args, k);
+    for (int i = 0; i < s->op->n_params; i++)
+      if (s->op->params[i].kind == PARAM_TENSOR && param-- == 0 && s->op->params[i].mutated)
+        return true;
+  }
+  return false;
+}
+
+static int first_write(const Plan *p) {
+  int i = 0;
+  while (i < (int)p->steps.n && !changes_capture(p, &p->steps.at[i])) i++;
+  return i;
+}
+
 /* Actors by worker, one for each stream that has any. */
 static void make_workers(Runtime *r) {
   const Plan *p = r->plan;
@@ -236,6 +255,7 @@ static void make(void *ud) {
   r->calls = arena_array(&r->arena, OpCall, p->steps.n);
   r->kernels = arena_alloc(&r->arena, sizeof *r->kernels * p->steps.n);
   for (size_t i = 0; i < p->steps.n; i++) make_call(r, i);
+  r->first_write = first_write(p);
   make_numbers(r);
   list_patches(r);
   give_streams(r, m->stream);
@@ -304,7 +324,9 @@ static void set_patch(const Patch *p, double value) {
   }
 }
 
-/* Whether somebody wants it to stop: who waits for it, or after a failure all others. */
+/* Whether somebody wants it to stop: who waits for it, or after a failure all others. A step that
+ * has begun to change what outlives it goes on to its end, so that an interrupt does not leave one
+ * part of the parameters updated and another not. */
 static int check_stop(Runtime *r) {
   atomic_bool *interrupted = &r->device->context->interrupted;
   if (r->rounds) return runtime_has_failed(r) ? err_set(MF_EINTR, "interrupted") : 0;
@@ -320,7 +342,7 @@ int runtime_launch(Runtime *r, int first, int n) {
     const PlanStep *s = &r->plan->steps.at[i];
     int rc = watch ? watch_launch(watch, s->op->spec[r->options.isa], &r->calls[i], s->where)
                    : r->kernels[i](&r->calls[i]);
-    if (!rc) rc = check_stop(r);
+    if (!rc && i < r->first_write) rc = check_stop(r);
     if (rc) return s->where ? err_prefix(rc, s->where) : rc;
   }
   return 0;
