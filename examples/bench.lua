@@ -1,12 +1,13 @@
 -- One training step of a standard model, timed; the mirror of peer.py: same models, module names,
 -- options and JSON keys; the models are in models.lua.
 --
---   moonflow examples/bench.lua WORKLOAD [--mode eager|graph] [--dtype fp32] [--channels-last]
---     [--batch N] [--steps N] [--warmup N] [--threads N]
+--   moonflow examples/bench.lua WORKLOAD [--mode eager|graph] [--dtype fp32|bf16]
+--     [--channels-last] [--batch N] [--steps N] [--warmup N] [--threads N]
 --            [--loss] [--load FILE]
 --
 -- WORKLOAD: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch. --load takes weights and data
--- from a file that `peer.py --export` wrote. Prints one line of JSON.
+-- from a file that `peer.py --export` wrote. Prints one line of JSON. With bf16 a compiled step
+-- multiplies in bfloat16 and keeps the rest in float32; in eager steps model and data are bfloat16.
 local start = os.clock()
 local mf = require 'moonflow'
 local optim = mf.optim
@@ -14,7 +15,7 @@ local import_s = os.clock() - start
 
 local a = mf.cli(arg, 'Times one training step: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch.', {
   { 'mode', 'eager', 'how steps run: eager, or graph: compiled' },
-  { 'dtype', 'fp32', 'of weights and activations: fp32' },
+  { 'dtype', 'fp32', 'of what is multiplied: fp32, or bf16' },
   { 'channels-last', false, 'images and convolutions in NHWC order' },
   { 'batch', 0, 'samples a step (0: the workload\'s own)' },
   { 'steps', 10, 'timed steps' },
@@ -25,7 +26,7 @@ local a = mf.cli(arg, 'Times one training step: resnet50 bert gpt2 gpt-mini mlp 
 })
 local workload = a[1] or error('which workload? --help lists them', 0)
 if a.mode ~= 'eager' and a.mode ~= 'graph' then error('--mode ' .. a.mode .. ': eager and graph are there', 0) end
-if a.dtype ~= 'fp32' then error('--dtype ' .. a.dtype .. ': only fp32 is there', 0) end
+if a.dtype ~= 'fp32' and a.dtype ~= 'bf16' then error('--dtype ' .. a.dtype .. ': fp32 and bf16 are there', 0) end
 mf.set_num_threads(a.threads)
 mf.manual_seed(0)
 local models = dofile((arg[0]:match '^(.*/)' or '') .. 'models.lua')
@@ -125,11 +126,21 @@ local function run()
       if x.ndim == 4 then inputs[i] = x:to { memory_format = 'channels_last' } end
     end
   end
+  local eager_bf16 = a.dtype == 'bf16' and a.mode == 'eager'
+  if eager_bf16 and not mf._has_bf16() then
+    io.stderr:write 'this CPU does not multiply bfloat16; float32 stays\n'
+    eager_bf16 = false
+  end
+  if eager_bf16 then
+    model:to(mf.bfloat16)
+    for i, x in ipairs(inputs) do inputs[i] = x.dtype == mf.float32 and x:to(mf.bfloat16) or x end
+  end
   local params = model:parameters()
   local opt = w[3] == 'sgd' and optim.SGD(params, { lr = 0.01, momentum = 0.9 }) or optim.AdamW(params, { lr = 1e-4 })
   local function step(labels, ...)
     opt:zero_grad()
     local y = model(...)
+    if eager_bf16 then y = y:float() end
     local loss
     if workload == 'widedeep' then
       loss = mf.binary_cross_entropy_with_logits(y, labels)
@@ -140,7 +151,7 @@ local function run()
     opt:step()
     return loss
   end
-  local run_step = a.mode == 'graph' and mf.compile(step) or step
+  local run_step = a.mode == 'graph' and mf.compile(step, { amp = a.dtype == 'bf16' and 'bfloat16' or nil }) or step
 
   local base_mib, times, losses, first = mf._memory_usage(), {}, {}, nil
   for i = 1, a.warmup + a.steps do
