@@ -42,6 +42,8 @@ local texts = {
   randn_like = 'randn_like(x, {dtype =, device =}): normal numbers in the shape of x.',
   warn = 'mf.warn(text): gets warnings, once for each line of yours; writes to stderr. mf.warn = f puts your own '
     .. 'function in its place.',
+  rank = 'rank(): which rank of the job this is, from 0; see mf.comm.',
+  world_size = 'world_size(): how many ranks the job has; 1 without a launcher.',
   rows = 'rows(ids, values, n): a row-sparse gradient: values[i] belongs to row ids[i].',
   help = 'help(what): this text.',
   Tensor = 'Tensor: the methods of tensors, as x:NAME. A function added here is a method of all. Fields: '

@@ -4,10 +4,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "launch.h"
 #include "program.h"
 
 enum { EXIT_ERROR = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
@@ -56,6 +58,9 @@ static int usage(const char *wrong) {
       "  -v          show the version\n"
       "  -h, --help  show this\n"
       "  -E          ignore environment variables\n"
+      "  -n N        run as N ranks; --log-dir DIR, --max-restarts K; on several hosts with\n"
+      "              --nnodes M --node-rank I --master HOST:PORT, and MOONFLOW_KEY_FILE set to a\n"
+      "              file that --make-key FILE made\n"
       "  --          end of options\n"
       "  -           run stdin as a script\n"
       "Without a script, chunks or -v: a prompt, or stdin as a script when it is no terminal.\n",
@@ -128,10 +133,25 @@ static ProgramResult run(mf_state *s, const Options *o, int argc, char **argv) {
   return result;
 }
 
+/* The launcher's options: the exit status, or -1 when there are none. */
+static int launch(int *argc, char **argv) {
+  LaunchJob job;
+  const char *key_path, *wrong;
+  if (!launch_options(argc, argv, &job, &key_path, &wrong)) return -1;
+  if (wrong) return usage(wrong);
+  if (!key_path) return launch_run(&job);
+  if (!launch_make_key(key_path)) return 0;
+  fprintf(stderr, "moonflow: %s\n", mf_last_error());
+  return EXIT_ERROR;
+}
+
 int main(int argc, char **argv) {
   Options o = {0};
+  int status = launch(&argc, argv);
+  if (status >= 0) return status;
   const char *wrong = parse(argc, argv, &o);
   if (wrong) return usage(wrong);
+  if (getenv("MOONFLOW_LAUNCHED")) setvbuf(stdout, NULL, _IOLBF, 0); /* lines, as they come */
   mf_context *context;
   mf_state *state;
   mf_state_config config = {.struct_size = sizeof config, .ignore_environment = o.no_environment};

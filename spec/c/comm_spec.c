@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "comm.h"
+#include "dtype.h"
 #include "err.h"
 
 #ifdef __SANITIZE_THREAD__ /* ZeroMQ is not compiled for it */

@@ -12,6 +12,7 @@
 
 #include "host.h"
 #include "program.h"
+#include "state.h"
 
 enum { LINE_STEP = 256 };
 
@@ -26,6 +27,8 @@ static ProgramResult report(lua_State *L, int status) {
   if (text) fprintf(stderr, "moonflow: %s\n", text);
   fflush(stderr);
   bool interrupted = text && host_is_interrupt(text);
+  State *S = bind_find_state(L);
+  if (S && text) bind_fail_job(S, text); /* other ranks wait for this one no longer */
   lua_pop(L, 1);
   return interrupted ? PROGRAM_INTERRUPTED : PROGRAM_FAILED;
 }

@@ -188,6 +188,8 @@ void bind_open_anchors(State *S, lua_State *L);
 void bind_open_functions(State *S, lua_State *L);
 void bind_open_memory(State *S, lua_State *L);
 void bind_open_worker(State *S, lua_State *L);
+void bind_open_comm(State *S, lua_State *L);
+void bind_open_ranks(State *S, lua_State *L);
 void bind_open_feed(State *S, lua_State *L);
 void bind_open_index(State *S, lua_State *L);
 void bind_open_print(State *S, lua_State *L);
@@ -195,6 +197,8 @@ void bind_open_file(State *S, lua_State *L);
 void bind_open_values(State *S, lua_State *L);
 void bind_open_random(State *S, lua_State *L);
 void bind_open_table(State *S, lua_State *L);
+/* This rank has failed, if it belongs to a job of several: the others learn why. */
+void bind_fail_job(State *S, const char *text);
 /* The State of L, or NULL before require. */
 State *bind_find_state(lua_State *L);
 

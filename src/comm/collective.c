@@ -58,7 +58,7 @@ static void copy(void *out, const void *in, size_t n) {
 static void reduce_range(Exchange *x, const CommCall *call, const char *in, char *out, size_t n) {
   x->reducer = (Reducer){.on = n > 0,
                          .reduce = call->op == COMM_BARRIER ? COMM_MAX : call->reduce,
-                         .dtype = call->op == COMM_BARRIER ? U8 : call->dtype,
+                         .dtype = call->op == COMM_BARRIER ? U8 : (DType)call->dtype,
                          .lane = LANE_PART,
                          .in = in,
                          .out = out,
@@ -260,7 +260,8 @@ static Fragment begin(CommGroup *g, const CommCall *call) {
 
 int collective_run(CommGroup *g, const CommCall *call, const void *in, void *out) {
   bool even = !call->counts;
-  Parts p = {call, call->counts, g->n, call->op == COMM_BARRIER ? 1 : dtype_size(call->dtype)};
+  Parts p = {call, call->counts, g->n,
+             call->op == COMM_BARRIER ? 1 : dtype_size((DType)call->dtype)};
   if (even && call->op == COMM_BARRIER) p.size = 1;
   if (g->n == 1) {
     alone(call, &p, in, out);

@@ -2,6 +2,7 @@
 #ifndef MF_COMBINE_H
 #define MF_COMBINE_H
 #include "comm.h"
+#include "dtype.h"
 
 /* Are this dtype's sums gathered in float32? */
 static inline bool combine_is_wide(DType t) {

@@ -18,8 +18,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "dtype.h"
-
 typedef struct Comm Comm;
 typedef struct CommGroup CommGroup;
 
@@ -56,7 +54,7 @@ typedef enum CommReduce { COMM_REDUCES(X) COMM_REDUCE_COUNT } CommReduce;
 typedef struct CommCall {
   CommOp op;
   CommReduce reduce;
-  DType dtype;
+  int dtype; /* DType */
   int root;
   int64_t count;
   const int64_t *counts, *out_counts;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "comm.h"
+#include "dtype.h"
 #include "err.h"
 #include "mem.h"
 #include "segment.h"

@@ -275,7 +275,7 @@ static int deliver_flow(Exchange *x, int peer, const Fragment *f, const char *da
     }
     if (f->offset != w->done || f->bytes > w->total - w->done)
       return fail_malformed(x, peer, "a fragment out of order");
-    memcpy(w->at + w->done, data, f->bytes);
+    if (f->bytes) memcpy(w->at + w->done, data, f->bytes);
     w->done += f->bytes;
     w->touched = true;
     return 0;
@@ -417,7 +417,7 @@ static bool push(Exchange *x, Flow *w) {
     f->lane = w->lane;
     f->offset = w->done;
     f->total = w->total;
-    memcpy(f + 1, w->at + w->done, n);
+    if (n) memcpy(f + 1, w->at + w->done, n);
     if (ring) ring_commit(ring, f);
     else c->api->remote->commit(c, w->peer, f);
   }

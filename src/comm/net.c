@@ -173,6 +173,19 @@ static void take_failure(Net *n, const Envelope *e, const void *payload) {
   fail_here(n, text);
 }
 
+/* Rank 0 tells the ranks of other hosts, which cannot see the seat. */
+static bool take_bye(Net *n, const Envelope *e) {
+  uint32_t who;
+  memcpy(&who, e + 1, sizeof who);
+  if (who >= (uint32_t)n->c->size || (e->from && who != e->from)) return false;
+  n->gone[who] = true;
+  atomic_store(&n->c->peers[who].left, comm_milliseconds());
+  for (int i = 1; n->c->rank == 0 && i < n->c->size; i++)
+    if (!n->gone[i] && strcmp(n->seats[i].host_id, n->seats[who].host_id))
+      net_send(n, i, WIRE_BYE, &who, sizeof who);
+  return true;
+}
+
 static bool take_message(Net *n, const Envelope *e, zmq_msg_t *message) {
   const void *payload = e + 1;
   int from = (int)e->from;
@@ -182,10 +195,7 @@ static bool take_message(Net *n, const Envelope *e, zmq_msg_t *message) {
     case WIRE_CREDIT: return take_credit(n, from, payload);
     case WIRE_FAIL: take_failure(n, e, payload); return true;
     case WIRE_BEAT: return true;
-    case WIRE_BYE:
-      n->gone[from] = true;
-      atomic_store(&n->c->peers[from].left, comm_milliseconds());
-      return true;
+    case WIRE_BYE: return take_bye(n, e);
     default: meet_take(n, e, payload); return true;
   }
 }
@@ -195,6 +205,19 @@ static bool read_name(zmq_msg_t *name, uint32_t *rank) {
   const char *text = zmq_msg_data(name);
   if (zmq_msg_size(name) != 6 || text[0] != 'm' || text[1] != 'f') return false;
   memcpy(rank, text + 2, 4);
+  return true;
+}
+
+/* ZeroMQ hands out messages where they lie in what it read; a header needs 8 bytes' alignment,
+ * which messages of its own have from 34 bytes on. */
+static bool align(zmq_msg_t *m) {
+  size_t bytes = zmq_msg_size(m);
+  zmq_msg_t copy;
+  if ((uintptr_t)zmq_msg_data(m) % 8 == 0 || bytes < sizeof(Envelope)) return true;
+  if (zmq_msg_init_size(&copy, bytes)) return false;
+  memcpy(zmq_msg_data(&copy), zmq_msg_data(m), bytes);
+  zmq_msg_move(m, &copy);
+  zmq_msg_close(&copy);
   return true;
 }
 
@@ -213,6 +236,7 @@ static bool receive(Net *n) {
       rest = zmq_msg_recv(&more, n->router, ZMQ_DONTWAIT) >= 0 && zmq_msg_more(&more);
       zmq_msg_close(&more);
     }
+    well = well && align(&message);
     const void *data = zmq_msg_data(&message);
     well = well && read_name(&name, &from) &&
            wire_check(&n->rules, from, data, zmq_msg_size(&message)) &&
@@ -292,6 +316,7 @@ static bool has_left(const Net *n, int rank) {
 static void declare_dead(Net *n, int rank, const char *what) {
   char text[SEGMENT_TEXT];
   snprintf(text, sizeof text, "rank %d on host %s %s", rank, comm_host(n->c, rank), what);
+  n->gone[rank] = true;
   segment_fail(n->c->segment, text);
 }
 
@@ -392,7 +417,7 @@ void *net_main(void *arg) {
     wait_for_any(n, items, closing ? 20 : BEAT_MS / 2);
     serve(n, items);
     int64_t now = comm_milliseconds();
-    if (state != NET_JOINING) {
+    if (n->go) {
       watch_processes(n);
       if (now - last_beat >= BEAT_MS) {
         beat(n, now, now - last);

@@ -19,7 +19,7 @@ static const uint32_t wire_magic = 0x31434d66;
 static const struct { size_t least, most; } wire_sizes[] = {{1, 0}, WIRE_KINDS(X)};
 #undef X
 
-_Static_assert(sizeof(Envelope) % 16 == 0, "what follows is aligned as in malloc's memory");
+_Static_assert(sizeof(Envelope) % 8 == 0, "what follows is aligned as the envelope");
 
 void wire_seal(Envelope *e, WireKind kind, uint64_t job, int from, int to, uint64_t number,
                size_t bytes) {

@@ -8,15 +8,15 @@
 #include "segment.h"
 
 /* X(enum, least and most bytes after the envelope) */
-#define WIRE_KINDS(X)                                                         \
-  X(WIRE_JOIN, sizeof(WireSeat), sizeof(WireSeat)) /* rank to 0: who I am */  \
-  X(WIRE_WELCOME, sizeof(WireSeat), WIRE_MOST)     /* 0: all seats */         \
-  X(WIRE_READY, 0, 0)                              /* rank to 0: connected */ \
-  X(WIRE_GO, 0, 0)                                 /* 0: all are connected */ \
-  X(WIRE_BEAT, 0, 0)                               /* I live */               \
-  X(WIRE_FAIL, 1, SEGMENT_TEXT)                    /* the job has failed */   \
-  X(WIRE_BYE, 0, 0)                                /* I leave */              \
-  X(WIRE_CREDIT, 8, 8)                             /* so many bytes taken */  \
+#define WIRE_KINDS(X)                                                                           \
+  X(WIRE_JOIN, sizeof(WireSeat), sizeof(WireSeat)) /* rank to 0: who I am */                    \
+  X(WIRE_WELCOME, sizeof(WireSeat), WIRE_MOST)     /* 0: all seats */                           \
+  X(WIRE_READY, 0, 0)                              /* rank to 0: connected */                   \
+  X(WIRE_GO, 0, 0)                                 /* 0: all are connected */                   \
+  X(WIRE_BEAT, 0, 0)                               /* I live */                                 \
+  X(WIRE_FAIL, 1, SEGMENT_TEXT)                    /* the job has failed */                     \
+  X(WIRE_BYE, 4, 4)                                /* this rank has left; from it, or from 0 */ \
+  X(WIRE_CREDIT, 8, 8)                             /* so many bytes taken */                    \
   X(WIRE_DATA, sizeof(Fragment), sizeof(Fragment) + FRAGMENT_MAX)
 
 #define X(id, least, most) id,

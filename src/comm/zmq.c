@@ -24,7 +24,8 @@ int comm_make_key(char out[COMM_KEY_BYTES]) {
 static void close_sockets(Net *n, int linger) {
   for (int i = 0; n->dealers && i < n->c->size; i++) {
     if (!n->dealers[i]) continue;
-    zmq_setsockopt(n->dealers[i], ZMQ_LINGER, &linger, sizeof linger);
+    int wait = n->gone[i] ? 0 : linger; /* nobody would take what is left */
+    zmq_setsockopt(n->dealers[i], ZMQ_LINGER, &wait, sizeof wait);
     zmq_close(n->dealers[i]);
   }
   if (n->monitor) zmq_close(n->monitor);
@@ -77,14 +78,20 @@ static void end_thread(Net *n) {
   pthread_join(n->thread, NULL);
 }
 
+static bool has_seat_left(const Comm *c, int rank) {
+  return atomic_load(&c->segment->seat[c->peers[rank].seat].state) == SEAT_LEFT;
+}
+
 static void zmq_member_close(Comm *c) {
   Net *n = c->member;
   Segment *s = c->segment;
   atomic_store(&s->seat[c->seat].state, SEAT_LEFT);
   for (uint32_t i = 0; i < s->seats; i++) bell_ring(&s->seat[i].bell);
+  uint32_t me = (uint32_t)c->rank;
   for (int i = 0; i < c->size; i++)
-    if (i != c->rank && n->dealers[i]) net_send(n, i, WIRE_BYE, NULL, 0);
+    if (i != c->rank && (c->rank == 0 || i == 0)) net_send(n, i, WIRE_BYE, &me, sizeof me);
   end_thread(n);
+  for (int i = 0; i < c->size; i++) n->gone[i] |= c->peers[i].seat >= 0 && i && has_seat_left(c, i);
   net_free(n, segment_failure(s) ? 500 : 2000);
 }
 

@@ -21,6 +21,7 @@ void context_retain(Context *c) {
 
 void context_release(Context *c) {
   if (!c || atomic_fetch_sub(&c->refs, 1) != 1) return;
+  if (c->comm) c->comm_close(c->comm);
   for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++)
     if (c->devices[t]) c->devices[t]->api->destroy(c->devices[t]);
   mem_free(atomic_load(&c->watch));

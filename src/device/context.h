@@ -11,6 +11,7 @@
 enum { CONTEXT_DEVICE_TYPES = 3 };
 
 typedef struct Watch Watch; /* of op/watch.h */
+typedef struct Comm Comm;   /* of comm/comm.h */
 
 struct Context {
   atomic_int refs;
@@ -19,6 +20,8 @@ struct Context {
   _Atomic(Watch *) watch;  /* NULL: launches are not watched */
   int isa;                 /* which of the op tables suits this CPU; see op.h */
   Device *devices[CONTEXT_DEVICE_TYPES]; /* by DeviceType, device 0; NULL where there is none */
+  Comm *comm;                            /* this rank's place in its job; NULL: none yet */
+  void (*comm_close)(Comm *);            /* at the end, when there is one */
 };
 
 /* NULL when out of memory. Counted: the last release destroys it with its devices; tensors must be

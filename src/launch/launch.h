@@ -1,0 +1,26 @@
+/* Starting and watching the processes of a job's ranks. */
+#ifndef MF_LAUNCH_H
+#define MF_LAUNCH_H
+#include <stdbool.h>
+
+typedef struct LaunchJob {
+  int ranks; /* of this node */
+  int nodes, node;
+  const char *master;  /* "host:port"; NULL: loopback and a free port, for one node */
+  const char *log_dir; /* NULL: output goes on, with "[rank 1] " before each line */
+  int max_restarts;
+  char **argv; /* what each rank runs; NULL at the end */
+} LaunchJob;
+
+/* Runs the job to its end; the program's exit status. Reports on stderr. */
+int launch_run(const LaunchJob *job);
+
+/* Writes a fresh key into a new file that only its owner can read. 0 or a code. */
+int launch_make_key(const char *path);
+
+/* Reads the launcher's options among those before the script. False when there are none. Else *argv
+ * lacks them, and *wrong is the one that is not understood, or NULL. --make-key is in *key_path. */
+bool launch_options(int *argc, char **argv, LaunchJob *job, const char **key_path,
+                    const char **wrong);
+
+#endif
