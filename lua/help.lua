@@ -250,8 +250,9 @@ local modules = {
   optim = { 'optim', 'optim', function() return mf.optim end },
   ['optim.lr_scheduler'] = { 'sched', 'sched', function() return mf.optim.lr_scheduler end },
   data = { 'data', 'data', function() return mf.data end },
+  comm = { 'comm', 'comm', function() return mf.comm end },
 }
-local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils' }
+local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'comm' }
 
 -- -- Classes and their methods --------------------------------------------------------------------
 
@@ -523,6 +524,7 @@ layers     mf.nn: help 'nn' lists them
 compiling  mf.compile, mf.scalar, mf.nn.Graph
 optimisers mf.optim, mf.optim.lr_scheduler: help 'optim'
 data       mf.data: help 'data'
+ranks      moonflow -n 4 script.lua; mf.rank, mf.world_size, mf.comm: help 'comm'
 files      mf.save, mf.load
 programs   mf.cli, mf.progress
 all        help 'Tensor' lists the methods of tensors, help 'mf' the functions]]

@@ -116,6 +116,24 @@ describe('the launcher', function()
     assert.truthy(err:find('%[rank 2%] [^\n]*barrier: rank 1 on host %S+ has died'), err)
   end)
 
+  it('lets a script end by os.exit', function()
+    local out, err, rc = sh [[$M -n 3 -e "
+      local mf = require 'moonflow'
+      mf.comm.barrier()
+      if mf.rank() < 2 then os.exit(0) end
+      os.execute 'sleep 0.5'
+      print(mf.comm.host(0) == mf.comm.host(2))"]]
+    assert.equal('[rank 2] true\n', out, err)
+    assert.same({ 0, '' }, { rc, err })
+    err, rc = select(2, sh [[$M -n 2 -e "
+      local mf = require 'moonflow'
+      mf.comm.barrier()
+      if mf.rank() == 1 then os.exit(3) end
+      mf.comm.barrier()"]])
+    assert.equal(3, rc)
+    assert.truthy(err:find 'barrier: rank 1 on host %S+ raised an error: it ended with status 3', err)
+  end)
+
   it('ends all on Ctrl-C', function()
     file('wait.lua', [[
       local mf = require 'moonflow'

@@ -1,6 +1,7 @@
 /* The program moonflow: its options are those of lua and luajit. Parses them, opens a state, runs
  * what they ask for in their order. Ctrl-C interrupts the running code; twice within a second, it
  * ends the program. */
+#define _DEFAULT_SOURCE /* on_exit */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,7 +22,14 @@ typedef struct Options {
 
 /* What the signal handler must know. Written before the handler is installed. */
 static mf_state *running;
+static mf_context *joined; /* of which the end must know */
 static pthread_t main_thread;
+
+/* Lua's os.exit ends the process from within. */
+static void on_end(int status, void *unused) {
+  (void)unused;
+  if (joined) program_leave(joined, status);
+}
 
 static void on_interrupt(int signal) {
   static volatile sig_atomic_t last;
@@ -160,9 +168,12 @@ int main(int argc, char **argv) {
     return EXIT_ERROR;
   }
   catch_interrupts(state);
+  joined = context;
+  on_exit(on_end, NULL);
   ProgramResult result = run(state, &o, argc, argv);
   signal(SIGINT, SIG_DFL);
   mf_state_destroy(state);
+  joined = NULL;
   mf_context_destroy(context);
   return result == PROGRAM_OK ? 0 : result == PROGRAM_INTERRUPTED ? EXIT_INTERRUPTED : EXIT_ERROR;
 }

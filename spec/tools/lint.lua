@@ -61,7 +61,7 @@ local rules = {
   { '==%s*OP_%l', 'a test for one op belongs into the op\'s own file', { 'src/op/', 'src/pass/' } },
   { '%f[%w_]f?printf%s*%(', 'the library never prints', { 'src/main.c', 'src/bind/program.c', 'src/base/err.c' } },
   { '%f[%w_]f?puts%s*%(', 'the library never prints', { 'src/main.c', 'src/bind/program.c', 'src/base/err.c' } },
-  { '%f[%w_]_?exit%s*%(', 'the library never exits', { 'src/main.c' } },
+  { '%f[%w_]_?exit%s*%(', 'the library never exits', { 'src/main.c', 'src/launch/launch.c' } },
   { '%f[%w_]abort%s*%(', 'the library aborts in one place', { 'src/base/err.c' } },
   { '%f[%w_]setlocale%s*%(', 'the locale is the host\'s', {} },
   { '%f[%w_]signal%s*%(', 'signals are the program\'s', { 'src/main.c' } },

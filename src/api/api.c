@@ -13,8 +13,7 @@ _Static_assert(MF_STATUS_INVALID == (int)MF_EINVAL && MF_STATUS_NO_MEMORY == (in
                    MF_STATUS_IO == (int)MF_EIO && MF_STATUS_FREED == (int)MF_EFREED &&
                    MF_STATUS_MODIFIED == (int)MF_EVERSION &&
                    MF_STATUS_INTERRUPTED == (int)MF_EINTR && MF_STATUS_LUA == (int)MF_ELUA &&
-                   MF_STATUS_UNSUPPORTED == (int)MF_EUNSUPPORTED &&
-                   MF_STATUS_COMM == (int)MF_ECOMM,
+                   MF_STATUS_UNSUPPORTED == (int)MF_EUNSUPPORTED && MF_STATUS_COMM == (int)MF_ECOMM,
                "an mf_status is an error code");
 _Static_assert(MF_BOOL == (int)BOOL && MF_UINT8 == (int)U8 && MF_INT64 == (int)I64 &&
                    MF_FLOAT16 == (int)F16 && MF_FLOAT64 == (int)F64 &&

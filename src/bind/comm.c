@@ -279,14 +279,12 @@ static int comm_host_name(lua_State *L) {
 
 /* Ends a job that this context has joined; does not join one. */
 static int comm_fail_text(lua_State *L) {
-  State *S = bind_state(L);
-  Comm *c = S->context->comm;
-  if (c) bind_fail_job(S, luaL_checkstring(L, 1));
+  bind_fail_job(bind_state(L)->context, luaL_checkstring(L, 1));
   return 0;
 }
 
-void bind_fail_job(State *S, const char *text) {
-  Comm *c = S->context->comm;
+void bind_fail_job(Context *x, const char *text) {
+  Comm *c = x->comm;
   char whole[1000];
   if (!c || comm_failed(c) || comm_size(c) == 1) return;
   snprintf(whole, sizeof whole, "rank %d on host %s raised an error: %.*s", comm_rank(c),

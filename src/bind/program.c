@@ -28,7 +28,7 @@ static ProgramResult report(lua_State *L, int status) {
   fflush(stderr);
   bool interrupted = text && host_is_interrupt(text);
   State *S = bind_find_state(L);
-  if (S && text) bind_fail_job(S, text); /* other ranks wait for this one no longer */
+  if (S && text) bind_fail_job(S->context, text); /* other ranks wait for this one no longer */
   lua_pop(L, 1);
   return interrupted ? PROGRAM_INTERRUPTED : PROGRAM_FAILED;
 }
@@ -251,4 +251,14 @@ ProgramResult program_prompt(mf_state *s) {
     result = run(L, 0);
   } while (result == PROGRAM_INTERRUPTED);
   return result;
+}
+
+void program_leave(mf_context *context, int status) {
+  Context *x = (Context *)context;
+  char text[64];
+  snprintf(text, sizeof text, "it ended with status %d", status);
+  if (status) bind_fail_job(x, text);
+  Comm *c = x->comm;
+  x->comm = NULL;
+  if (c) x->comm_close(c);
 }

@@ -30,4 +30,8 @@ ProgramResult program_prompt(mf_state *s);
  * program_script. */
 void program_offer_module(mf_state *s);
 
+/* Before the process ends with this status, for a script may end it at any place: leaves the job,
+ * or fails it when the status is not 0. */
+void program_leave(mf_context *context, int status);
+
 #endif

@@ -104,14 +104,7 @@ static void *rank_thread(void *arg) {
     if (lua_pcall(L, 1, 1, 0)) r->ok = false;
     take_text(r, L);
   }
-  Comm *c = r->context->comm;
-  if (!r->ok && c && !comm_failed(c)) {
-    char why[1000];
-    snprintf(why, sizeof why, "rank %d on host %s raised an error: %.*s", r->index,
-             comm_host(c, r->index), r->text ? (int)strcspn(r->text, "\n") : 0,
-             r->text ? r->text : "");
-    comm_fail(c, why);
-  }
+  if (!r->ok) bind_fail_job(r->context, r->text ? r->text : "out of memory");
   if (L) lua_close(L);
   Context *context = r->context;
   pthread_mutex_lock(&r->all->lock);

@@ -198,7 +198,7 @@ void bind_open_values(State *S, lua_State *L);
 void bind_open_random(State *S, lua_State *L);
 void bind_open_table(State *S, lua_State *L);
 /* This rank has failed, if it belongs to a job of several: the others learn why. */
-void bind_fail_job(State *S, const char *text);
+void bind_fail_job(Context *x, const char *text);
 /* The State of L, or NULL before require. */
 State *bind_find_state(lua_State *L);
 

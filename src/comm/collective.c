@@ -285,25 +285,3 @@ int collective_run(CommGroup *g, const CommCall *call, const void *in, void *out
   mem_free(held);
   return code;
 }
-
-/* -- Messages ---------------------------------------------------------------------------------- */
-
-static int message(Comm *c, int peer, uint64_t edge, const void *data, size_t bytes, bool out) {
-  Peer *p = &c->peers[peer];
-  Edge *e = comm_edge(p, edge);
-  const char *name = out ? "send" : "recv";
-  if (!e) return err_set(MF_ENOMEM, "%s: out of memory", name);
-  Flow flow = {.peer = peer, .out = out, .at = (char *)data, .total = bytes};
-  Exchange x = {.comm = c, .name = name, .flows = &flow, .n = 1};
-  x.head = (Fragment){
-      .kind = FRAGMENT_MESSAGE, .context = edge, .number = out ? ++e->sent : ++e->received};
-  return flow_run(&x);
-}
-
-int message_send(Comm *c, int to, uint64_t edge, const void *data, size_t bytes) {
-  return message(c, to, edge, data, bytes, true);
-}
-
-int message_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes) {
-  return message(c, from, edge, data, bytes, false);
-}

@@ -6,6 +6,8 @@
  * that they become vectors. */
 #include "combine.h"
 
+#include "err.h"
+
 #pragma GCC optimize("O3")
 
 static inline float bf16_wide(uint16_t h) {
@@ -19,7 +21,7 @@ static inline uint16_t bf16_narrow(float f) {
   return (uint16_t)(f != f ? (v.u >> 16 | 0x40) : r);
 }
 
-#define PAIR(id, ctype, name, kind)                                                    \
+#define PAIR(id, ctype, kind)                                                          \
   static void sum_##id(ctype *out, const ctype *a, const ctype *b, size_t n) {         \
     for (size_t i = 0; i < n; i++) out[i] = SUM_##kind(ctype, a[i], b[i]);             \
   }                                                                                    \
@@ -29,25 +31,39 @@ static inline uint16_t bf16_narrow(float f) {
   static void min_##id(ctype *out, const ctype *a, const ctype *b, size_t n) {         \
     for (size_t i = 0; i < n; i++) out[i] = a[i] < b[i] || a[i] != a[i] ? a[i] : b[i]; \
   }
-#define SUM_KIND_BOOL(ctype, a, b) ((ctype)((a) | (b)))
-#define SUM_KIND_INT(ctype, a, b) ((ctype)((uint64_t)(a) + (uint64_t)(b)))
-#define SUM_KIND_FLOAT(ctype, a, b) ((ctype)((a) + (b)))
+#define SUM_BOOL(ctype, a, b) ((ctype)((a) | (b)))
+#define SUM_INT(ctype, a, b) ((ctype)((uint64_t)(a) + (uint64_t)(b)))
+#define SUM_FLOAT(ctype, a, b) ((ctype)((a) + (b)))
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtautological-compare"
-DTYPES(PAIR)
+PAIR(BOOL, uint8_t, BOOL)
+PAIR(U8, uint8_t, INT)
+PAIR(I8, int8_t, INT)
+PAIR(I16, int16_t, INT)
+PAIR(I32, int32_t, INT)
+PAIR(I64, int64_t, INT)
+PAIR(F32, float, FLOAT)
+PAIR(F64, double, FLOAT)
 #pragma GCC diagnostic pop
 
 void combine_pair(CommReduce r, DType t, void *out, const void *a, const void *b, size_t n) {
   switch (t) {
-#define CASE(id, ctype, name, kind)                 \
+#define CASE(id)                                    \
   case id:                                          \
     if (r == COMM_SUM) sum_##id(out, a, b, n);      \
     else if (r == COMM_MAX) max_##id(out, a, b, n); \
     else min_##id(out, a, b, n);                    \
     break;
-    DTYPES(CASE)
+    CASE(BOOL)
+    CASE(U8)
+    CASE(I8)
+    CASE(I16)
+    CASE(I32)
+    CASE(I64)
+    CASE(F32)
+    CASE(F64)
 #undef CASE
-    default: break;
+    default: MF_ASSERT(false, "combine_pair: dtype %d", (int)t);
   }
 }
 

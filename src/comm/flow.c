@@ -492,11 +492,9 @@ static bool awaited_has_left(Exchange *x, int *peer) {
   return since && comm_milliseconds() - since > LEFT_MS;
 }
 
-static int fail_waiting(Exchange *x, const char *format, int peer, double seconds) {
-  char wait[400], what[160], text[SEGMENT_TEXT];
+static int fail_waiting(Exchange *x, const char *what) {
+  char wait[400], text[SEGMENT_TEXT];
   describe_wait(x, wait, sizeof wait);
-  if (peer >= 0) snprintf(what, sizeof what, format, peer, comm_host(x->comm, peer));
-  else snprintf(what, sizeof what, format, seconds);
   snprintf(text, sizeof text, "%s; rank %d on host %s waited %s", what, x->comm->rank,
            comm_host(x->comm, x->comm->rank), wait);
   return fail(x, text);
@@ -517,15 +515,17 @@ static int explain_failure(Exchange *x, int code) {
 static int look_around(Exchange *x, int64_t idle) {
   Comm *c = x->comm;
   int peer;
+  char what[160];
   bool moved = false, done;
   if (c->interrupt && atomic_exchange(c->interrupt, false)) {
-    fail_waiting(x, "interrupted", -1, 0);
+    fail_waiting(x, "interrupted");
     return err_set(MF_EINTR, "%s: interrupted", x->name);
   }
   if (awaited_has_left(x, &peer)) { /* what it sent before is there by now */
     int code = move(x, &moved, &done);
     if (code || moved || done) return code;
-    return fail_waiting(x, "rank %d on host %s has left the job", peer, 0);
+    snprintf(what, sizeof what, "rank %d on host %s has left the job", peer, comm_host(c, peer));
+    return fail_waiting(x, what);
   }
   if (x->suspect >= 0 && comm_milliseconds() - x->suspect_since > SUSPECT_MS)
     return fail_notes(x, x->suspect, "something that it could not say");
@@ -534,9 +534,9 @@ static int look_around(Exchange *x, int64_t idle) {
     for (int i = 0; i < x->group->n; i++)
       if (i != x->group->me) send_probe(x, x->group->rank[i]);
   }
-  if (idle > c->timeout_ms)
-    return fail_waiting(x, "nothing moved for %.3g s", -1, (double)idle / 1000);
-  return 0;
+  if (idle <= c->timeout_ms) return 0;
+  snprintf(what, sizeof what, "nothing moved for %.3g s", (double)idle / 1000);
+  return fail_waiting(x, what);
 }
 
 int flow_run(Exchange *x) {

@@ -31,9 +31,9 @@ static const CommApi local_api = {.name = "local",
                                   .close = local_close};
 
 static Shared *shared_create(int n) {
-  size_t bytes = (segment_bytes(n) + SEGMENT_LINE - 1) / SEGMENT_LINE * SEGMENT_LINE;
+  size_t bytes = (segment_bytes(n) + BELL_LINE - 1) / BELL_LINE * BELL_LINE;
   Shared *s = mem_zalloc(sizeof *s);
-  if (s && (s->segment = mem_aligned(SEGMENT_LINE, bytes))) {
+  if (s && (s->segment = mem_aligned(BELL_LINE, bytes))) {
     memset(s->segment, 0, sizeof *s->segment);
     for (int i = 0; i < n * n; i++) { /* the data stay untouched until used */
       atomic_init(&s->segment->ring[i].head, 0);

@@ -1,0 +1,150 @@
+-- All-reduce between processes of this host: moonflow, Open MPI and PyTorch's gloo, in one run.
+--
+--   make bench-dist [PEER_PYTHON=python] [ARGS='--sizes 4096,100000000 --ranks 2,4']
+--
+-- Times are medians of repeated calls in place on float32, on rank 0. Open MPI and PyTorch take part where
+-- they are installed.
+local mf = require 'moonflow'
+
+local o = mf.cli(arg, 'All-reduce between processes of this host.', {
+  { 'sizes', '4096,65536,1000000,100000000', 'bytes' },
+  { 'ranks', '2,4', 'how many processes' },
+  { 'child', false, 'be one of the ranks' },
+})
+
+local function numbers(list)
+  local out = {}
+  for n in list:gmatch '%d+' do out[#out + 1] = tonumber(n) end
+  return out
+end
+
+-- How often a size is measured.
+local function repeats(bytes) return math.max(7, math.min(2000, math.floor(2e8 / bytes))) end
+
+local function child()
+  for _, bytes in ipairs(numbers(o.sizes)) do
+    local t, times = mf.ones(bytes / 4), {}
+    for i = 1, repeats(bytes) + 3 do
+      mf.comm.barrier()
+      local start = mf.time()
+      mf.comm.all_reduce(t, 'max')
+      times[i] = mf.time() - start
+    end
+    table.sort(times)
+    if mf.rank() == 0 then print(('time %d %.9g'):format(bytes, times[math.ceil(#times / 2)])) end
+  end
+end
+
+local mpi_source = [[
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+int main(int argc, char **argv) {
+  MPI_Init(&argc, &argv);
+  int rank;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  for (int k = 1; k + 1 < argc; k += 2) {
+    long bytes = atol(argv[k]);
+    int n = atoi(argv[k + 1]) + 3;
+    float *v = calloc(bytes, 1);
+    double *t = malloc(n * sizeof *t);
+    for (int i = 0; i < n; i++) {
+      MPI_Barrier(MPI_COMM_WORLD);
+      double start = MPI_Wtime();
+      MPI_Allreduce(MPI_IN_PLACE, v, bytes / 4, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
+      t[i] = MPI_Wtime() - start;
+    }
+    qsort(t, n, sizeof *t, by_value);
+    if (rank == 0) printf("time %ld %.9g\n", bytes, t[n / 2]);
+    free(v);
+    free(t);
+  }
+  MPI_Finalize();
+}
+]]
+
+local gloo_source = [=[
+import sys, time, torch, torch.distributed as dist
+import torch.multiprocessing as mp
+def rank(r, n, port, sizes):
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=r, world_size=n)
+    for bytes, repeats in sizes:
+        t, times = torch.ones(bytes // 4), []
+        for _ in range(repeats + 3):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(t, dist.ReduceOp.MAX)
+            times.append(time.perf_counter() - start)
+        times.sort()
+        if r == 0: print('time', bytes, times[len(times) // 2], flush=True)
+if __name__ == '__main__':
+    a = [int(x) for x in sys.argv[1:]]
+    sizes = list(zip(a[2::2], a[3::2]))
+    mp.start_processes(rank, (a[0], a[1], sizes), nprocs=a[0], start_method='fork')
+]=]
+
+local function temporary(name, text)
+  local path = os.tmpname() .. name
+  local f = assert(io.open(path, 'w'))
+  f:write(text)
+  f:close()
+  return path
+end
+
+-- The times that a command prints, by bytes; nil when it does not run.
+local function measure(command)
+  local pipe, times, any = io.popen(command .. ' 2>/dev/null'), {}, false
+  for line in pipe:lines() do
+    local bytes, seconds = line:match 'time (%d+) (%S+)'
+    if bytes then
+      times[tonumber(bytes)] = tonumber(seconds)
+      any = true
+    end
+  end
+  pipe:close()
+  return any and times or nil
+end
+
+local function program()
+  local i = 0
+  while arg[i - 1] do i = i - 1 end
+  return arg[i]
+end
+
+local function succeeds(command) return os.execute(command .. ' >/dev/null 2>&1') == 0 end
+
+local function main()
+  local sizes, pairs_of = numbers(o.sizes), {}
+  for i, bytes in ipairs(sizes) do pairs_of[i] = bytes .. ' ' .. repeats(bytes) end
+  local pairs_text = table.concat(pairs_of, ' ')
+  local mpi = temporary('.c', mpi_source)
+  if not succeeds(('mpicc -O2 -o %s.run %s'):format(mpi, mpi)) then
+    print 'Open MPI is not installed (openmpi-bin, libopenmpi-dev)'
+    mpi = nil
+  end
+  local python, gloo = os.getenv 'PEER_PYTHON', temporary('.py', gloo_source)
+  if not python or python == '' then print 'no PEER_PYTHON with PyTorch' end
+  print(('%5s %12s %12s %12s %12s %9s %9s'):format('ranks', 'bytes', 'moonflow us', 'Open MPI us', 'gloo us',
+    'to MPI', 'to gloo'))
+  for _, n in ipairs(numbers(o.ranks)) do
+    local ours = measure(('%s -n %d %s --child --sizes %s'):format(program(), n, arg[0], o.sizes)) or {}
+    local theirs = mpi and measure(('OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe '
+      .. '-n %d %s.run %s'):format(n, mpi, pairs_text)) or {}
+    local peer = python and python ~= ''
+      and measure(('%s %s %d %d %s'):format(python, gloo, n, 29800 + n, pairs_text)) or {}
+    for _, bytes in ipairs(sizes) do
+      local function us(t) return t[bytes] and ('%.1f'):format(t[bytes] * 1e6) or '-' end
+      local function ratio(t) return ours[bytes] and t[bytes] and ('%.2f'):format(ours[bytes] / t[bytes]) or '-' end
+      print(('%5d %12d %12s %12s %12s %9s %9s'):format(n, bytes, us(ours), us(theirs), us(peer), ratio(theirs),
+        ratio(peer)))
+    end
+  end
+  os.execute(('rm -f %s* %s'):format(mpi or '/nonexistent', gloo))
+end
+
+if o.child then child() else main() end
