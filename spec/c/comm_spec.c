@@ -353,6 +353,8 @@ static void messages(Comm *c, void *arg) {
   bool right = true;
   for (size_t i = 0; i < big; i++) right &= in[i] == (char)((i * 131 + (size_t)before) >> 3);
   CHECK(right, "a large message");
+  CHECK(!comm_send(c, next, 6, out, big) && !comm_recv(c, before, 6, in, big), "%s", err_text());
+  CHECK(in[3] == (char)((3 * 131 + (size_t)before) >> 3), "all send first");
   CHECK(!comm_send(c, next, 4, NULL, 0) && !comm_recv(c, before, 4, NULL, 0), "an empty message");
   CHECK(comm_send(c, me, 1, out, 1) == MF_EINVAL && strstr(err_text(), "dst is this rank itself"),
         "%s", err_text());

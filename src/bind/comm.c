@@ -7,6 +7,10 @@
  *   mf._comm_send(tensor, rank, tag), mf._comm_recv(tensor, rank, tag)
  *   mf._comm_note(group, text), mf._comm_stats(), mf._comm_host(rank), mf._comm_fail(text)
  *
+ * Options of the environment: MOONFLOW_COMM_CHECK=0 compares no calls; MOONFLOW_COMM_TIMEOUT
+ * seconds without progress end a call (600); MOONFLOW_COMM_SILENCE seconds without a sign of life
+ * make a rank dead (5).
+ *
  * The job is joined at the first use of anything but rank and world_size, which the environment
  * tells (launch/place.c); the Comm then belongs to the context. */
 #include <stdlib.h>
@@ -28,10 +32,12 @@ static Comm *comm_of(State *S, const char *name) {
     return NULL;
   }
   LaunchPlace p;
-  const char *check = getenv("MOONFLOW_COMM_CHECK"), *timeout = getenv("MOONFLOW_COMM_TIMEOUT");
+  const char *check = getenv("MOONFLOW_COMM_CHECK"), *timeout = getenv("MOONFLOW_COMM_TIMEOUT"),
+             *silence = getenv("MOONFLOW_COMM_SILENCE");
   CommOptions o = {.interrupt = &x->interrupted,
                    .no_check = check && !strcmp(check, "0"),
-                   .timeout = timeout ? strtod(timeout, NULL) : 0};
+                   .timeout = timeout ? strtod(timeout, NULL) : 0,
+                   .silence = silence ? strtod(silence, NULL) : 0};
   int code = launch_place(&p);
   if (!code && p.join.size == 1) code = comm_local(1, &o, &x->comm);
   else if (!code) code = comm_zmq(&p.join, &o, &x->comm);

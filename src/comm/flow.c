@@ -398,6 +398,22 @@ void flow_forget(Exchange *x) {
   }
 }
 
+/* While this rank waits for room, what others send must not fill their ways: two ranks that first
+ * send and then receive would wait for each other. */
+static int clear_ways(Exchange *x) {
+  Comm *c = x->comm;
+  int code = 0;
+  for (int i = 0; i < c->size && !code; i++) {
+    Peer *p = &c->peers[i];
+    if (i == c->rank) continue;
+    pthread_mutex_lock(&p->in_lock);
+    for (const Fragment *f; (f = way_first(x, i, &code)) && put_aside(x, i, f);)
+      way_advance(c, i, f);
+    pthread_mutex_unlock(&p->in_lock);
+  }
+  return code;
+}
+
 /* -- Sending ----------------------------------------------------------------------------------- */
 
 /* Sends one fragment if there is something to send and room for it. */
@@ -556,6 +572,7 @@ int flow_run(Exchange *x) {
       since = 0;
       continue;
     }
+    if (!x->group && x->flows->out && (code = clear_ways(x))) return explain_failure(x, code);
     int64_t now = comm_milliseconds();
     if (!since) since = now;
     code = look_around(x, now - since);

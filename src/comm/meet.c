@@ -150,7 +150,10 @@ static int bind_router(Net *n, const CommJoin *j, const Address *master) {
   own_address(master, ip);
   if (j->rank) snprintf(endpoint, sizeof endpoint, "tcp://%s:*", ip);
   else snprintf(endpoint, sizeof endpoint, "tcp://%s:%d", master->ip, master->port);
-  if (j->rank == 0 && j->listen_fd >= 0) set_int(n->router, ZMQ_USE_FD, j->listen_fd);
+  if (j->rank == 0 && j->listen_fd >= 0) {
+    fcntl(j->listen_fd, F_SETFD, FD_CLOEXEC); /* not for programs that the rank starts */
+    set_int(n->router, ZMQ_USE_FD, j->listen_fd);
+  }
   if (zmq_bind(n->router, endpoint))
     return err_set(MF_EIO, "comm: rank %d cannot listen at %s: %s", j->rank, endpoint,
                    zmq_strerror(zmq_errno()));
