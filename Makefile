@@ -70,6 +70,7 @@ LIBS := -lluajit-5.1 $(DNNL) $(ZMQ) -lz -lm -ldl -lpthread $(OPENMP) $(if $(SAN)
 # Flags of one folder, $(call SEE,folder): where it looks for headers, and what only it needs.
 SEE = $(patsubst %,-iquote src/%,$(filter-out main,$1) $(SEES_$1)) \
   $(if $(filter op,$1 $(SEES_$1)),-iquote $(GEN)/op) $(ONLY_$1)
+ONLY_comm = $(OPT:-O2=-O3)# sums of contributions become vectors
 ONLY_bind = -fexceptions -iquote $(GEN)/bind $(LUA_CFLAGS)
 FOLDER = $(word 2,$(subst /, ,$(basename $1)))
 

@@ -8,8 +8,6 @@
 
 #include "err.h"
 
-#pragma GCC optimize("O3")
-
 static inline float bf16_wide(uint16_t h) {
   DTypeBits v = {.u = (uint32_t)h << 16};
   return v.f;
