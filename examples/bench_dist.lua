@@ -2,7 +2,7 @@
 --
 --   make bench-dist [PEER_PYTHON=python] [ARGS='--sizes 4096,100000000 --ranks 2,4']
 --
--- Times are medians of repeated calls in place on float32, on rank 0. Open MPI and PyTorch take part where
+-- Times are those of one call among many in a row, in place on float32: the median of several rows. Open MPI and PyTorch take part where
 -- they are installed.
 local mf = require 'moonflow'
 
@@ -18,20 +18,21 @@ local function numbers(list)
   return out
 end
 
--- How often a size is measured.
-local function repeats(bytes) return math.max(7, math.min(2000, math.floor(2e8 / bytes))) end
+-- How many calls a row has, and how many rows there are.
+local rows = 9
+local function calls(bytes) return math.max(1, math.min(500, math.floor(2e7 / bytes))) end
 
 local function child()
   for _, bytes in ipairs(numbers(o.sizes)) do
     local t, times = mf.ones(bytes / 4), {}
-    for i = 1, repeats(bytes) + 3 do
+    for i = 1, rows do
       mf.comm.barrier()
       local start = mf.time()
-      mf.comm.all_reduce(t, 'max')
-      times[i] = mf.time() - start
+      for _ = 1, calls(bytes) do mf.comm.all_reduce(t, 'max') end
+      times[i] = (mf.time() - start) / calls(bytes)
     end
     table.sort(times)
-    if mf.rank() == 0 then print(('time %d %.9g'):format(bytes, times[math.ceil(#times / 2)])) end
+    if mf.rank() == 0 then print(('time %d %.9g'):format(bytes, times[(rows + 1) / 2])) end
   end
 end
 
@@ -49,14 +50,15 @@ int main(int argc, char **argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   for (int k = 1; k + 1 < argc; k += 2) {
     long bytes = atol(argv[k]);
-    int n = atoi(argv[k + 1]) + 3;
+    int calls = atoi(argv[k + 1]), n = 9;
     float *v = calloc(bytes, 1);
     double *t = malloc(n * sizeof *t);
     for (int i = 0; i < n; i++) {
       MPI_Barrier(MPI_COMM_WORLD);
       double start = MPI_Wtime();
-      MPI_Allreduce(MPI_IN_PLACE, v, bytes / 4, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
-      t[i] = MPI_Wtime() - start;
+      for (int j = 0; j < calls; j++)
+        MPI_Allreduce(MPI_IN_PLACE, v, bytes / 4, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
+      t[i] = (MPI_Wtime() - start) / calls;
     }
     qsort(t, n, sizeof *t, by_value);
     if (rank == 0) printf("time %ld %.9g\n", bytes, t[n / 2]);
@@ -73,13 +75,13 @@ import torch.multiprocessing as mp
 def rank(r, n, port, sizes):
     torch.set_num_threads(1)
     dist.init_process_group('gloo', init_method=f'tcp://127.0.0.1:{port}', rank=r, world_size=n)
-    for bytes, repeats in sizes:
+    for bytes, calls in sizes:
         t, times = torch.ones(bytes // 4), []
-        for _ in range(repeats + 3):
+        for _ in range(9):
             dist.barrier()
             start = time.perf_counter()
-            dist.all_reduce(t, dist.ReduceOp.MAX)
-            times.append(time.perf_counter() - start)
+            for _ in range(calls): dist.all_reduce(t, dist.ReduceOp.MAX)
+            times.append((time.perf_counter() - start) / calls)
         times.sort()
         if r == 0: print('time', bytes, times[len(times) // 2], flush=True)
 if __name__ == '__main__':
@@ -120,7 +122,7 @@ local function succeeds(command) return os.execute(command .. ' >/dev/null 2>&1'
 
 local function main()
   local sizes, pairs_of = numbers(o.sizes), {}
-  for i, bytes in ipairs(sizes) do pairs_of[i] = bytes .. ' ' .. repeats(bytes) end
+  for i, bytes in ipairs(sizes) do pairs_of[i] = bytes .. ' ' .. calls(bytes) end
   local pairs_text = table.concat(pairs_of, ' ')
   local mpi = temporary('.c', mpi_source)
   if not succeeds(('mpicc -O2 -o %s.run %s'):format(mpi, mpi)) then

@@ -2,8 +2,8 @@
  *
  * Integers wrap; the sum of bools is "or". A maximum or minimum with NaN is NaN, as in PyTorch.
  * Halves go through float32: a block is widened once, gathers all contributions, and is rounded
- * once. Blocks fit in the second-level cache, so that simple loops suffice; they are compiled so
- * that they become vectors. */
+ * once. Blocks fit in the second-level cache, so that simple loops suffice, which the
+ * compiler makes vectors of. */
 #include "combine.h"
 
 #include "err.h"
