@@ -2,8 +2,8 @@
 --
 --   make bench-dist [PEER_PYTHON=python] [ARGS='--sizes 4096,100000000 --ranks 2,4']
 --
--- Times are those of one call among many in a row, in place on float32: the median of several rows. Open MPI and PyTorch take part where
--- they are installed.
+-- Times are those of one call among many in a row, in place on float32: the median of several rows. Open MPI
+-- and PyTorch take part where they are installed.
 local mf = require 'moonflow'
 
 local o = mf.cli(arg, 'All-reduce between processes of this host.', {

@@ -7,8 +7,8 @@
 #include "bell.h"
 
 enum {
-  FRAGMENT_MAX = 128 << 10, /* bytes of data; all fragments but the last of a message have it */
-  RING_BYTES = 512 << 10,
+  FRAGMENT_MAX = 64 << 10, /* bytes of data; all fragments but the last of a message have it */
+  RING_BYTES = 8 * (FRAGMENT_MAX + BELL_LINE), /* so many of them, and nothing is left over */
 };
 
 /* What lies before each fragment's data: in a ring, and between hosts. */
