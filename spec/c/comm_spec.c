@@ -78,7 +78,7 @@ static void team_case(const char *name, Way way, int n, const CommOptions *o,
   check_bad = false;
   Team t = {.way = way, .n = n, .body = body, .arg = arg};
   if (o) t.options = *o;
-  if (t.options.timeout == 0) t.options.timeout = 20;
+  if (t.options.timeout == 0) t.options.timeout = 60;
   Member members[RANKS_MAX];
   pthread_t threads[RANKS_MAX];
   if (way == LOCAL) CHECK(!comm_local(n, &t.options, t.comms), "%s", err_text());
@@ -363,6 +363,41 @@ static void messages(Comm *c, void *arg) {
   free(in);
 }
 
+/* Four transfers at once, to and from both neighbours, larger than what a way holds. */
+static void transfers(Comm *c, void *arg) {
+  (void)arg;
+  int me = comm_rank(c), n = comm_size(c), next = (me + 1) % n, before = (me + n - 1) % n;
+  size_t big = 2 << 20;
+  char *data[4];
+  for (int k = 0; k < 4; k++) {
+    data[k] = malloc(big);
+    memset(data[k], k < 2 ? 10 * me + k : 0, big);
+  }
+  for (int round = 0; round < 3; round++) {
+    CommTransfer *t[4];
+    CHECK(!comm_post_recv(c, before, 20, data[2], big, &t[2]) &&
+              !comm_post_recv(c, next, 21, data[3], big, &t[3]) &&
+              !comm_post_send(c, next, 20, data[0], big, &t[0]) &&
+              !comm_post_send(c, before, 21, data[1], big, &t[1]),
+          "%s", err_text());
+    for (int left = 4; left;) {
+      uint32_t mark = comm_mark(c);
+      int was = left;
+      for (int k = 0; k < 4; k++) {
+        bool done = false;
+        if (!t[k]) continue;
+        CHECK(!comm_test(c, t[k], &done), "%s", err_text());
+        if (done) t[k] = NULL, left--;
+      }
+      if (left == was) comm_sleep(c, mark, 100);
+    }
+    CHECK(data[2][big - 1] == 10 * before && data[3][0] == 10 * next + 1, "what came");
+  }
+  CommTransfer *none;
+  CHECK(comm_post_send(c, n, 1, data[0], 1, &none) == MF_EINVAL, "there is no rank n");
+  for (int k = 0; k < 4; k++) free(data[k]);
+}
+
 /* -- Failures ---------------------------------------------------------------------------------- */
 
 static int reduce_n(Comm *c, DType t, int64_t n) {
@@ -511,6 +546,7 @@ int main(void) {
     team_run(way, 4, NULL, subgroups, NULL);
     for (int n = 2; n <= 3; n++) {
       team_run(way, n, NULL, messages, NULL);
+      team_run(way, n, NULL, transfers, NULL);
       team_run(way, n, NULL, differ_in_call, NULL);
       team_run(way, n, NULL, differ_in_root, NULL);
       team_run(way, n, NULL, leave, NULL);

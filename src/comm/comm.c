@@ -291,3 +291,28 @@ int comm_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes) {
   int code = check_peer(c, "recv", "src", from);
   return code ? code : c->api->recv(c, from, edge, data, bytes);
 }
+
+int comm_post_send(Comm *c, int to, uint64_t edge, const void *data, size_t bytes,
+                   CommTransfer **out) {
+  int code = check_peer(c, "send", "dst", to);
+  if (!code && !(*out = c->api->post(c, to, edge, (void *)data, bytes, true))) code = MF_ENOMEM;
+  return code;
+}
+
+int comm_post_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes, CommTransfer **out) {
+  int code = check_peer(c, "recv", "src", from);
+  if (!code && !(*out = c->api->post(c, from, edge, data, bytes, false))) code = MF_ENOMEM;
+  return code;
+}
+
+int comm_test(Comm *c, CommTransfer *t, bool *done) {
+  return c->api->test(t, done);
+}
+
+uint32_t comm_mark(Comm *c) {
+  return bell_now(&c->segment->seat[c->seat].bell);
+}
+
+void comm_sleep(Comm *c, uint32_t mark, int milliseconds) {
+  bell_wait(&c->segment->seat[c->seat].bell, mark, milliseconds);
+}

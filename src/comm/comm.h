@@ -131,4 +131,19 @@ void comm_note(CommGroup *g, const char *text);
 int comm_send(Comm *c, int to, uint64_t edge, const void *data, size_t bytes);
 int comm_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes);
 
+/* The same without waiting, for who has several messages under way. comm_test moves what it can and
+ * says whether the message is done; then, and when it fails, the transfer is gone. Transfers along
+ * one edge in one direction come one after the other. While nothing moves:
+ *
+ *   uint32_t mark = comm_mark(c);  test all; if none is done, comm_sleep(c, mark, milliseconds)
+ *
+ * returns when something may have changed since comm_mark, or the time is over. */
+typedef struct CommTransfer CommTransfer;
+int comm_post_send(Comm *c, int to, uint64_t edge, const void *data, size_t bytes,
+                   CommTransfer **out);
+int comm_post_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes, CommTransfer **out);
+int comm_test(Comm *c, CommTransfer *t, bool *done);
+uint32_t comm_mark(Comm *c);
+void comm_sleep(Comm *c, uint32_t mark, int milliseconds);
+
 #endif

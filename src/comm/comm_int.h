@@ -53,6 +53,8 @@ typedef struct CommApi {
   int (*collective)(CommGroup *g, const CommCall *call, const void *in, void *out);
   int (*send)(Comm *c, int to, uint64_t edge, const void *data, size_t bytes);
   int (*recv)(Comm *c, int from, uint64_t edge, void *data, size_t bytes);
+  CommTransfer *(*post)(Comm *c, int peer, uint64_t edge, void *data, size_t bytes, bool out);
+  int (*test)(CommTransfer *t, bool *done);
   /* Tells the ranks that do not share the segment. Optional. */
   void (*fail)(Comm *c, const char *why);
   void (*close)(Comm *c);
@@ -137,11 +139,15 @@ typedef struct Exchange {
 
 /* Until all flows and the reducer are done. 0 or a code. */
 int flow_run(Exchange *x);
+/* What can move now. 0 or a code. */
+int flow_step(Exchange *x, bool *done);
 /* Removes what came for a call that is over. */
 void flow_forget(Exchange *x);
 
 int collective_run(CommGroup *g, const CommCall *call, const void *in, void *out);
 int message_send(Comm *c, int to, uint64_t edge, const void *data, size_t bytes);
 int message_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes);
+CommTransfer *message_post(Comm *c, int peer, uint64_t edge, void *data, size_t bytes, bool out);
+int message_test(CommTransfer *t, bool *done);
 
 #endif

@@ -555,6 +555,14 @@ static int look_around(Exchange *x, int64_t idle) {
   return fail_waiting(x, what);
 }
 
+int flow_step(Exchange *x, bool *done) {
+  bool moved = false;
+  int code = comm_failed(x->comm);
+  if (!code) code = move(x, &moved, done);
+  if (!code && !moved && !*done && x->flows->out) code = clear_ways(x);
+  return code ? explain_failure(x, code) : 0;
+}
+
 int flow_run(Exchange *x) {
   Comm *c = x->comm;
   Bell *bell = &c->segment->seat[c->seat].bell;

@@ -28,6 +28,8 @@ static const CommApi local_api = {.name = "local",
                                   .collective = collective_run,
                                   .send = message_send,
                                   .recv = message_recv,
+                                  .post = message_post,
+                                  .test = message_test,
                                   .close = local_close};
 
 static Shared *shared_create(int n) {

@@ -6,22 +6,47 @@
  * aside. */
 #include "comm_int.h"
 
-static int message(Comm *c, int peer, uint64_t edge, const void *data, size_t bytes, bool out) {
-  Peer *p = &c->peers[peer];
-  Edge *e = comm_edge(p, edge);
-  const char *name = out ? "send" : "recv";
-  if (!e) return err_set(MF_ENOMEM, "%s: out of memory", name);
-  Flow flow = {.peer = peer, .out = out, .at = (char *)data, .total = bytes};
-  Exchange x = {.comm = c, .name = name, .flows = &flow, .n = 1};
-  x.head = (Fragment){
+struct CommTransfer {
+  Flow flow;
+  Exchange x;
+};
+
+/* False when there is no memory for a new edge. */
+static bool begin(CommTransfer *t, Comm *c, int peer, uint64_t edge, const void *data, size_t bytes,
+                  bool out) {
+  Edge *e = comm_edge(&c->peers[peer], edge);
+  if (!e) {
+    err_set(MF_ENOMEM, "%s: out of memory", out ? "send" : "recv");
+    return false;
+  }
+  t->flow = (Flow){.peer = peer, .out = out, .at = (char *)data, .total = bytes};
+  t->x = (Exchange){
+      .comm = c, .name = out ? "send" : "recv", .flows = &t->flow, .n = 1, .suspect = -1};
+  t->x.head = (Fragment){
       .kind = FRAGMENT_MESSAGE, .context = edge, .number = out ? ++e->sent : ++e->received};
-  return flow_run(&x);
+  return true;
 }
 
 int message_send(Comm *c, int to, uint64_t edge, const void *data, size_t bytes) {
-  return message(c, to, edge, data, bytes, true);
+  CommTransfer t;
+  return begin(&t, c, to, edge, data, bytes, true) ? flow_run(&t.x) : MF_ENOMEM;
 }
 
 int message_recv(Comm *c, int from, uint64_t edge, void *data, size_t bytes) {
-  return message(c, from, edge, data, bytes, false);
+  CommTransfer t;
+  return begin(&t, c, from, edge, data, bytes, false) ? flow_run(&t.x) : MF_ENOMEM;
+}
+
+CommTransfer *message_post(Comm *c, int peer, uint64_t edge, void *data, size_t bytes, bool out) {
+  CommTransfer *t = mem_alloc(sizeof *t);
+  if (!t) err_set(MF_ENOMEM, "%s: out of memory", out ? "send" : "recv");
+  if (t && begin(t, c, peer, edge, data, bytes, out)) return t;
+  mem_free(t);
+  return NULL;
+}
+
+int message_test(CommTransfer *t, bool *done) {
+  int code = flow_step(&t->x, done);
+  if (code || *done) mem_free(t);
+  return code;
 }

@@ -104,6 +104,8 @@ static const CommApi zmq_api = {.name = "zmq",
                                 .collective = collective_run,
                                 .send = message_send,
                                 .recv = message_recv,
+                                .post = message_post,
+                                .test = message_test,
                                 .fail = zmq_member_fail,
                                 .close = zmq_member_close,
                                 .remote = &net_remote};
