@@ -25,10 +25,12 @@ local function file(name, text)
   return path
 end
 
--- Runs a shell script; $M is the program, $D a folder. Returns stdout, stderr and the exit code.
+-- Runs a shell script; $M is the program, $D a folder, $P a port that no other run of specs takes. Returns
+-- stdout, stderr and the exit code.
 local function sh(script)
+  local names = ("M='%s'\nD='%s'\nP=$((30000 + $$ %% 20000))\n"):format(MOONFLOW, folder)
   local clean = 'unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK OMP_NUM_THREADS LUA_INIT\n'
-  local path = file('run.sh', ("M='%s'\nD='%s'\n"):format(MOONFLOW, folder) .. clean .. script)
+  local path = file('run.sh', names .. clean .. script)
   os.execute(('timeout 60 sh %s > %s/out 2> %s/err; echo $? > %s/rc'):format(path, folder, folder, folder))
   return slurp(folder .. '/out'), slurp(folder .. '/err'), tonumber(slurp(folder .. '/rc'))
 end
@@ -169,14 +171,14 @@ describe('the launcher', function()
     local out, err, rc = sh [[
       $M --make-key $D/key; export MOONFLOW_KEY_FILE=$D/key
       for node in 0 1; do
-        MOONFLOW_HOST=node$node $M -n 2 --nnodes 2 --node-rank $node --master 127.0.0.1:29671 $D/sum.lua &
+        MOONFLOW_HOST=node$node $M -n 2 --nnodes 2 --node-rank $node --master 127.0.0.1:$P $D/sum.lua &
       done; wait]]
     assert.equal(0, rc, err)
     assert.equal('[rank 0] 0\t4\t10000\tnil\n[rank 1] 1\t4\t10000\tnil\n[rank 2] 2\t4\t10000\tnil\n'
       .. '[rank 3] 3\t4\t10000\tnil', sorted(out))
-    err = select(2, sh 'RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.9.8.7 MASTER_PORT=29672 $M $D/sum.lua')
+    err = select(2, sh 'RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.9.8.7 MASTER_PORT=$P $M $D/sum.lua')
     assert.truthy(err:find('is not loopback, so the ranks need a key', 1, true), err)
-    err = select(2, sh 'chmod 644 $D/key; MOONFLOW_KEY_FILE=$D/key RANK=0 WORLD_SIZE=2 MASTER_PORT=29672 $M $D/sum.lua')
+    err = select(2, sh 'chmod 644 $D/key; MOONFLOW_KEY_FILE=$D/key RANK=0 WORLD_SIZE=2 MASTER_PORT=$P $M $D/sum.lua')
     assert.truthy(err:find('others can read the key file', 1, true), err)
     err, rc = select(2, sh '$M --make-key $D/key')
     assert.equal(1, rc)
@@ -188,11 +190,11 @@ describe('the launcher', function()
       return sh(([[for r in 0 1; do env %s $M $D/sum.lua & done; wait]]):format(variables:gsub('%%', '$r')))
     end
     for _, variables in ipairs {
-      'RANK=% WORLD_SIZE=2 LOCAL_RANK=% MASTER_ADDR=127.0.0.1 MASTER_PORT=29673',
-      'RANK=% WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29674 TORCHELASTIC_USE_AGENT_STORE=True',
-      'OMPI_COMM_WORLD_RANK=% OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=j1',
-      'PMI_RANK=% PMI_SIZE=2 MPI_LOCALNRANKS=2',
-      'SLURM_PROCID=% SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=% SLURM_JOB_ID=77 SLURM_STEP_ID=3',
+      'RANK=% WORLD_SIZE=2 LOCAL_RANK=% MASTER_ADDR=127.0.0.1 MASTER_PORT=$P',
+      'RANK=% WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$P TORCHELASTIC_USE_AGENT_STORE=True',
+      'OMPI_COMM_WORLD_RANK=% OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=$$',
+      'PMI_RANK=% PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_FD=$$',
+      'SLURM_PROCID=% SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=% SLURM_JOB_ID=$$ SLURM_STEP_ID=3',
     } do
       local out, err = as(variables)
       assert.equal('0\t2\t3000\tnil\n1\t2\t3000\tnil', sorted(out), variables .. '\n' .. err)
