@@ -128,10 +128,10 @@ local texts = {
   ['nn.is_parameter'] = 'nn.is_parameter(value): whether it is a parameter.',
   ['nn.init'] = 'nn.init: functions that fill tensors in place, as torch.nn.init.',
   ['nn.functional'] = 'nn.functional: the functions of mf under the name that PyTorch has for them.',
-  comm = "comm: communication between the ranks of a job, with OneFlow's names: moonflow -n 4 script.lua runs a script\n"
-    .. 'as four. Every rank of the group calls the same functions in the same order; a group is a table of ranks, and\n'
-    .. 'without one it is all. Sums are formed in the order of the ranks. A rank that fails, or calls something else,\n'
-    .. 'is an error on all.',
+  comm = "comm: communication between the ranks of a job, with OneFlow's names: moonflow -n 4 script.lua runs a\n"
+    .. 'script as four. Every rank of the group calls the same functions in the same order; a group is a table of\n'
+    .. 'ranks, and without one it is all. Sums are formed in the order of the ranks. A rank that fails, or calls\n'
+    .. 'something else, is an error on all.',
   ['nn.utils'] = 'nn.utils: clipping of gradients, parameters as one vector.',
   ['optim.Optimizer'] = 'optim.Optimizer: what all optimisers have. opt.param_groups are its groups of parameters: '
     .. 'tables with params, lr and the other options, which may be changed.',
