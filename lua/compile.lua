@@ -127,7 +127,7 @@ local function trace(self, ...)
       return list
     end
     return pack(self.f(unpack(args, 1, n)))
-  end, tensors, used, self.passes, self.amp, self.one_op_tasks)
+  end, tensors, used, self.passes, self.amp, self.one_op_tasks, self.memory_budget)
   noted.fits, noted.modes, noted.undo = nil, nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
@@ -240,11 +240,14 @@ end
 -- are left out, one_op_tasks = each op is a task of the runtime}. The result has `misses`, how many forms were
 -- compiled, and `forms`, which they were; print shows their graphs. With amp = 'bfloat16' matrix products and
 -- convolutions are computed in bfloat16, while parameters, gradients and the rest stay float32 (where the CPU
--- does not have that arithmetic nothing changes, unless amp_force = true). The environment's
+-- does not have that arithmetic nothing changes, unless amp_force = true). With memory_budget = bytes the
+-- backward computes anew what does not fit into so much memory, beside arguments and captured tensors;
+-- numbers do not change. The environment's
 -- MF_DUMP=graph,pass,plan shows the stages of compiling.
 function M.compile(f, o)
   o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table, amp = options.none,
-    amp_force = false, one_op_tasks = false })
+    amp_force = false, one_op_tasks = false, memory_budget = options.number })
+  if o.memory_budget then options.count('compile', 'memory_budget', o.memory_budget, 1) end
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
   if not options.is_callable(f) then
@@ -252,7 +255,7 @@ function M.compile(f, o)
   end
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
     misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches),
-    amp = precision(o), one_op_tasks = o.one_op_tasks }, step_mt)
+    amp = precision(o), one_op_tasks = o.one_op_tasks, memory_budget = o.memory_budget }, step_mt)
 end
 
 return M

@@ -15,7 +15,8 @@ if not mf._ready then
   local lazy = { nn = 'moonflow.nn', optim = 'moonflow.optim', data = 'moonflow.data',
     Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save',
     load = 'moonflow.save', help = 'moonflow.help', compile = 'moonflow.compile',
-    scalar = 'moonflow.compile', profile = 'moonflow.profile', comm = 'moonflow.comm' }
+    scalar = 'moonflow.compile', profile = 'moonflow.profile', comm = 'moonflow.comm',
+    utils = 'moonflow.utils' }
   local several = { save = true, load = true, compile = true, scalar = true } -- fields of their module
   mf._parts = lazy
   -- Gets the texts of warnings; a program may put its own function here.

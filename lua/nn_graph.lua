@@ -35,7 +35,6 @@ local function absent(name, what, off)
     if on ~= off then fail('nn.Graph: config:%s(%s): %s is not there yet', name, tostring(on), what) end
   end
 end
-absent('enable_remat', 'computing activations anew', false)
 absent('enable_zero', 'sharding of optimiser states', false)
 absent('set_gradient_accumulation_steps', 'accumulation over micro-batches', 1)
 
@@ -43,6 +42,25 @@ absent('set_gradient_accumulation_steps', 'accumulation over micro-batches', 1)
 function Config:enable_amp(on)
   check_open(self, 'config')
   rawset(self, '_amp', on ~= false and 'bfloat16' or nil)
+end
+
+-- How many bytes a call may take, beside arguments and parameters; see mf.compile.
+function Config:memory_budget(bytes)
+  check_open(self, 'config')
+  rawset(self, '_budget', options.count('nn.Graph: config:memory_budget', 'bytes', bytes, 1))
+end
+
+-- Whether what these modules compute is kept for the backward, or computed anew in it; see
+-- mf.utils.checkpoint.
+function Config:activation_checkpointing(...)
+  check_open(self, 'config')
+  for k = 1, select('#', ...) do
+    local module = select(k, ...)
+    if not nn.is_module(module) then
+      fail('nn.Graph: config:activation_checkpointing takes modules; argument %d is %s', k, describe(module))
+    end
+    module.activation_checkpointing = true
+  end
 end
 
 -- Switches a pass of the compiler; mf.compile lists their names in its error texts.
@@ -91,7 +109,8 @@ local function compiled(self)
         return ...
       end
       return finish(self:build(...))
-    end, { name = self._name, passes = self.config._passes, amp = rawget(self.config, '_amp') }))
+    end, { name = self._name, passes = self.config._passes, amp = rawget(self.config, '_amp'),
+      memory_budget = rawget(self.config, '_budget') }))
   end
   return self._step
 end

@@ -73,8 +73,7 @@ end
 
 local noted = mf._trace
 
-local function call(self, ...)
-  if noted.modes then noted.modes[self] = self.training end
+local function plain_call(self, ...)
   local before, after = rawget(self, '_forward_pre_hooks'), rawget(self, '_forward_hooks')
   if before then
     for _, hook in ipairs(before) do hook(self, ...) end
@@ -85,6 +84,12 @@ local function call(self, ...)
     return ...
   end
   return run(self:forward(...))
+end
+
+local function call(self, ...)
+  if noted.modes then noted.modes[self] = self.training end
+  if not rawget(self, 'activation_checkpointing') then return plain_call(self, ...) end
+  return mf.utils._checkpoint(self, function(...) return plain_call(self, ...) end, ...)
 end
 
 local function describe(self)

@@ -161,7 +161,7 @@ describe('nn.Graph', function()
       c:set_pass('cse', false)
     end)
     assert(with < without, with .. ' ' .. without)
-    for name, text in pairs { enable_remat = 'anew', enable_zero = 'sharding' } do
+    for name, text in pairs { enable_zero = 'sharding' } do
       fails(text .. ' ', G, function(c) c[name](c) end)
       G(function(c) c[name](c, false) end)
     end

@@ -205,13 +205,16 @@ static int has_bf16(lua_State *L) {
   return 1;
 }
 
-/* mf._graph_pass(text, names, amp): the text of the graph after these passes ("dce,cse", or "" for
- * none); then the seconds that they took; then the graph for Graphviz. */
+/* mf._graph_pass(text, names, amp, budget): the text of the graph after these passes ("dce,cse", or
+ * "" for none); then the seconds that they took; then the graph for Graphviz. */
 static int graph_pass(lua_State *L) {
   State *S = bind_state(L);
   const char *names = luaL_checkstring(L, 2);
   PassSettings settings = settings_of(L, 2); /* a dtype stands third */
   settings.stream = S->E->streams[DEVICE_CPU], settings.isa = S->E->isa;
+  PlanOptions options = {0};
+  settings.budget = (int64_t)lua_tonumber(L, 4);
+  settings.measure = plan_measure, settings.measure_ud = &options;
   Graph *g = graph_parse(luaL_checkstring(L, 1));
   double seconds;
   Str text = {0}, dot = {0};
@@ -254,16 +257,17 @@ static JobBox *new_job(lua_State *L) {
   return b;
 }
 
-/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks): traces f on the tensors of args;
- * f returns the list of its results that are traced tensors. `scalars` is filled with what the step
- * reads; `passes` says which do not run, `amp` is the name of the dtype of products. Returns the
- * job. */
+/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks, budget): traces f on the tensors
+ * of args; f returns the list of its results that are traced tensors. `scalars` is filled with what
+ * the step reads; `passes` says which do not run, `amp` is the name of the dtype of products,
+ * `budget` how many bytes it may take. Returns the job. */
 static int compile(lua_State *L) {
   State *S = bind_state(L);
   const char *name = luaL_checkstring(L, 1);
   luaL_checktype(L, 3, LUA_TTABLE);
   luaL_checktype(L, 4, LUA_TTABLE);
   PassSettings settings = settings_of(L, 5);
+  settings.budget = (int64_t)lua_tonumber(L, 8);
   PlanOptions options = {.one_op_tasks = lua_toboolean(L, 7)};
   JobBox *b = new_job(L);
   int box = lua_gettop(L);
@@ -271,7 +275,9 @@ static int compile(lua_State *L) {
   lua_pushvalue(L, 4);
   S->scalars = luaL_ref(L, LUA_REGISTRYINDEX);
   lua_pushvalue(L, 2);
+  S->tracing = b->job;
   int rc = call_traced(S, L, b->job, 3);
+  S->tracing = NULL;
   luaL_unref(L, LUA_REGISTRYINDEX, S->scalars);
   S->scalars = LUA_NOREF;
   if (rc) job_abandon(b->job);
@@ -488,6 +494,28 @@ static int tracing(lua_State *L) {
   return 1;
 }
 
+static Job *traced_job(lua_State *L) {
+  State *S = bind_state(L);
+  return S->E->tracer ? S->tracing : NULL;
+}
+
+/* mf._segment(segment): what is traced from here on belongs to it (nil: to a new one); the one
+ * before. */
+static int segment(lua_State *L) {
+  Job *j = traced_job(L);
+  if (!j) return bind_error(L, "checkpoint: no step is being compiled");
+  lua_pushinteger(L, job_segment(j, lua_isnoneornil(L, 1) ? -1 : (int)lua_tointeger(L, 1)));
+  return 1;
+}
+
+/* mf._segment_keep(x): the traced tensor is needed behind its segment. */
+static int segment_keep(lua_State *L) {
+  Job *j = traced_job(L);
+  Tensor *t = bind_check_tensor(bind_state(L), L, 1, "checkpoint", "a result");
+  if (!j) return bind_error(L, "checkpoint: no step is being compiled");
+  return job_keep(j, t) ? bind_raise(L) : 0;
+}
+
 /* mf._untraced(f, ...): f's results, computed now, also while a step is traced. */
 static int untraced(lua_State *L) {
   Eager *E = bind_state(L)->E;
@@ -509,6 +537,8 @@ void bind_open_compile(State *S, lua_State *L) {
                                        {"_tracing", tracing},
                                        {"_untraced", untraced},
                                        {"_form", form},
+                                       {"_segment", segment},
+                                       {"_segment_keep", segment_keep},
                                        {"_passes", passes},
                                        {"_has_bf16", has_bf16},
                                        {"_graph_pass", graph_pass},

@@ -45,12 +45,13 @@ struct State {
   bool has_anchors;  /* there was one, ever */
   struct Pass *pass; /* the pass with anchors that runs; NULL: none */
   int anchor_pins, function_backward, hook_handle_mt; /* references */
-  int error;     /* reference: the error value with which a callback ended, or LUA_NOREF */
-  int traceback; /* reference: the handler of bind_protected */
-  int scalars;   /* reference: what the step that is traced uses, or LUA_NOREF */
-  int scalar_mt; /* reference */
-  Str form;      /* of the arguments of a compiled function: kept, so that calls allocate nothing */
-  int wheres;    /* reference: lines of the user's program, for anomaly mode */
+  int error;           /* reference: the error value with which a callback ended, or LUA_NOREF */
+  int traceback;       /* reference: the handler of bind_protected */
+  struct Job *tracing; /* the step that is traced; NULL: none */
+  int scalars;         /* reference: what the step that is traced uses, or LUA_NOREF */
+  int scalar_mt;       /* reference */
+  Str form;   /* of the arguments of a compiled function: kept, so that calls allocate nothing */
+  int wheres; /* reference: lines of the user's program, for anomaly mode */
 };
 
 /* Of the function that runs. Finalizers of the user's may run when the Lua state closes and the

@@ -63,7 +63,29 @@ GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args,
   n->op = op;
   n->args = op_copy_args(&g->arena, op, args);
   if (n_in) memcpy(n->in, in, sizeof *in * (size_t)n_in);
+  n->segment = at ? at->segment : 0;
   return n;
+}
+
+GraphNode *graph_copy_op(Graph *g, GraphNode *at, const GraphNode *n) {
+  GraphNode *copy = graph_add_op(g, at, n->op, n->args, n->n_in, n->in, n->n_out);
+  copy->n_written = n->n_written;
+  copy->written = n->written;
+  copy->n_patches = n->n_patches;
+  copy->patches = n->patches;
+  copy->generator = n->generator;
+  copy->where = n->where;
+  copy->segment = 0;
+  for (int k = 0; k < n->n_out; k++) {
+    const GraphValue *v = &n->out[k];
+    graph_describe(g, &copy->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);
+    copy->out[k].number = v->number;
+  }
+  return copy;
+}
+
+void graph_keep(const GraphNode *from, GraphNode *to) {
+  if (to->segment && (from->kept || from->segment != to->segment)) to->kept = true;
 }
 
 void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
@@ -92,7 +114,11 @@ void graph_clear_marks(Graph *g) {
 }
 
 static void forward(GraphValue **v) {
-  while (*v && (*v)->mark) *v = (*v)->mark;
+  while (*v && (*v)->mark) {
+    GraphValue *to = (*v)->mark;
+    graph_keep((*v)->node, to->node);
+    *v = to;
+  }
 }
 
 void graph_replace_results(Graph *g) {
@@ -106,6 +132,7 @@ void graph_replace_marked(Graph *g) {
 }
 
 void graph_replace(Graph *g, GraphValue *from, GraphValue *to) {
+  graph_keep(from->node, to->node);
   for (GraphNode *n = g->first; n; n = n->next)
     for (int k = 0; k < n->n_in; k++)
       if (n->in[k] == from) n->in[k] = to;

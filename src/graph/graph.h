@@ -71,6 +71,8 @@ struct GraphNode {
   double value;      /* of a number */
   int cell;          /* of a number; NO_CELL: it is a constant */
   GraphNode *target; /* of a write */
+  int segment; /* of an op: the stretch between checkpoints that it belongs to, from 1; 0: none */
+  bool kept;   /* in its segment, but what it makes is needed behind it */
   const char *where; /* the user's line, "train.lua:12"; NULL: unknown */
 };
 
@@ -92,11 +94,16 @@ void graph_destroy(Graph *g);
 GraphNode *graph_add(Graph *g, GraphKind kind, int n_in, int n_out);
 /* The same before `at` (NULL: at the end). */
 GraphNode *graph_insert(Graph *g, GraphNode *at, GraphKind kind, int n_in, int n_out);
-/* A node of an op whose arguments are copied. */
+/* A node of an op whose arguments are copied; it belongs to the segment of `at`. */
 GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args, int n_in,
                         GraphValue *const *in, int n_out);
 void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
                     const int64_t *shape);
+/* The same computation once more, on the same inputs, before `at`; in no segment. */
+GraphNode *graph_copy_op(Graph *g, GraphNode *at, const GraphNode *n);
+/* Uses of a value of `from` become such of one of `to`: where that one is in a segment to which
+ * they do not belong, it is kept. */
+void graph_keep(const GraphNode *from, GraphNode *to);
 void graph_remove(Graph *g, GraphNode *n);
 /* Puts n before `at` (NULL: at the end). */
 void graph_move(Graph *g, GraphNode *n, GraphNode *at);

@@ -424,8 +424,20 @@ static void read_where(Reader *r, GraphNode *n) {
   if (n && length) n->where = text;
 }
 
+/* "{remat 1, kept}" */
+static void read_segment(Reader *r, GraphNode *n) {
+  if (!n || n->kind != GRAPH_OP || !accept(r, "{")) return;
+  expect(r, "remat");
+  n->segment = read_count(r, "segment", COUNT_MAX);
+  if (!n->segment) fail(r, "segments count from 1");
+  n->kept = accept(r, ",");
+  if (n->kept) expect(r, "kept");
+  expect(r, "}");
+}
+
 static void end_line(Reader *r, GraphNode *n) {
   char buf[WORD_MAX];
+  read_segment(r, n);
   read_where(r, n);
   skip_blanks(r);
   if (*r->at && *r->at != '\n') fail(r, "the line should end before %s", ahead(r, buf));

@@ -16,8 +16,9 @@
  * defaults, required ones always. Cell 0 is written @0, with the value that it had when the graph
  * was made in parentheses. A value's type is its dtype and shape, and @device where that is not
  * the cpu; a plain number has no shape. Ports that are not contiguous have their strides. Behind
- * # is the user's line. Names that are no plain words, and lines with control characters, are
- * quoted. */
+ * # is the user's line, before it in braces the segment between checkpoints, `{remat 1}`, and
+ * whether the value is needed behind that, `{remat 1, kept}`. Names that are no plain words, and
+ * lines with control characters, are quoted. */
 #include <math.h>
 #include <string.h>
 
@@ -228,6 +229,7 @@ static void put_node(Str *s, const GraphNode *n) {
     put_type(s, &n->out[k]);
   }
   if (n->meta) put_strides(s, n->meta);
+  if (n->segment) str_printf(s, " {remat %d%s}", n->segment, n->kept ? ", kept" : "");
   put_where(s, n->where);
   str_puts(s, "\n");
 }

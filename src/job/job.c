@@ -24,6 +24,14 @@ Tensor *job_input(Job *j, const Tensor *like) {
   return trace_input(j->trace, like);
 }
 
+int job_segment(Job *j, int segment) {
+  return trace_segment(j->trace, segment);
+}
+
+int job_keep(Job *j, Tensor *x) {
+  return trace_keep(j->trace, x);
+}
+
 void job_abandon(Job *j) {
   trace_end(j->trace, -1, NULL);
 }
@@ -85,6 +93,8 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const Pla
   E->generator.next = j->trace->stream; /* the first run draws what the trace would have drawn */
   s->stream = E->streams[DEVICE_CPU];
   s->isa = E->isa;
+  s->measure = plan_measure;
+  s->measure_ud = (void *)(uintptr_t)o;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
   j->plan = plan_create(j->graph, o);

@@ -19,6 +19,10 @@ typedef struct PlanOptions PlanOptions;
 /* NULL with the error set. */
 Job *job_begin(Eager *E, const char *name);
 Tensor *job_input(Job *j, const Tensor *like);
+/* What is traced from here on is computed anew in the backward, until job_segment with what this
+ * returns; see trace.h. x is needed behind it. */
+int job_segment(Job *j, int segment);
+int job_keep(Job *j, Tensor *x);
 /* `s` says which passes run and who looks; where kernels run is filled in. */
 int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const PlanOptions *o);
 /* The function failed: the state executes again; what is left is job_destroy. */

@@ -412,10 +412,35 @@ static void record_call(void *ud) {
 
 static int record(EagerTracer *tracer, EagerCall *c) {
   Trace *t = (Trace *)tracer;
+  GraphNode *last = t->graph->last;
   t->call = c;
   int rc = arena_protect(&t->graph->arena, record_call, t);
   t->call = NULL;
+  for (GraphNode *n = last ? last->next : t->graph->first; n && t->segment; n = n->next)
+    if (n->kind == GRAPH_OP) n->segment = t->segment;
   return rc;
+}
+
+int trace_segment(Trace *t, int segment) {
+  int before = t->segment;
+  t->segment = segment < 0 ? ++t->n_segments : segment;
+  return before;
+}
+
+typedef struct Keeping {
+  Trace *t;
+  Tensor *x;
+} Keeping;
+
+static void keep(void *ud) {
+  Keeping *k = ud;
+  GraphNode *n = value_of(k->t, k->x, NULL)->node;
+  n->kept = n->segment != 0;
+}
+
+int trace_keep(Trace *t, Tensor *x) {
+  Keeping k = {t, x};
+  return arena_protect(&t->graph->arena, keep, &k);
 }
 
 /* -- Gradients --------------------------------------------------------------------------------- */

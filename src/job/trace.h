@@ -57,14 +57,20 @@ typedef struct Trace {
   written; /* arguments that the step writes: what is left in them are results
               behind the function's own */
   int n_captures;
-  uint64_t stream; /* the default generator's next stream at the start */
-  EagerCall *call; /* which is recorded now */
+  uint64_t stream;         /* the default generator's next stream at the start */
+  EagerCall *call;         /* which is recorded now */
+  int segment, n_segments; /* what is recorded now belongs to; see GraphNode */
 } Trace;
 
 /* Begins: E records into a new graph. NULL with the error set. */
 Trace *trace_begin(Eager *E, const char *name);
 /* A tensor like `t` that stands for an argument of the step. */
 Tensor *trace_input(Trace *t, const Tensor *like);
+/* What is recorded from here on is computed anew in the backward: the segment that this begins, or
+ * (segment >= 0) belongs to. The one before. */
+int trace_segment(Trace *t, int segment);
+/* The tensor is needed behind its segment. A code with the error set. */
+int trace_keep(Trace *t, Tensor *x);
 /* Ends recording; E executes again. What the step left in captures becomes writes, `results` the
  * graph's results, and gradients that it first made are dropped. On failure, and after an error in
  * the user's function (n < 0), gradients are what they were. */

@@ -120,6 +120,7 @@ void pass_cse(Graph *g, const PassSettings *s) {
       continue;
     }
     for (int k = 0; k < n->n_out; k++) n->out[k].mark = &table[i]->out[k];
+    graph_keep(n, table[i]);
     graph_remove(g, n);
   }
   graph_replace_results(g);

@@ -16,11 +16,15 @@ const Pass pass_table[] = {
     {"fold", pass_fold, "before algebra, whose rules look for constants"},
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},
+    {"remat", pass_remat, "behind cse, which would make one of what is computed twice"},
     {"dce", pass_dce, "what the others left without use"},
     {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
     {"recompute", pass_recompute, "behind cse, which would undo it; fuse_pointwise takes it in"},
     {"fuse_pointwise", pass_fuse_pointwise, "behind all that look for ops, which it hides"},
-    {"updates", pass_updates, "last: it goes by the order, which fuse_pointwise changes"},
+    {"updates", pass_updates, "goes by the order, which fuse_pointwise changes"},
+    {"remat_budget", pass_remat_budget,
+     "all others save memory without more work, or make the order"},
+    {"dce", pass_dce, "what is only computed anew need not be computed before"},
 };
 const int pass_count = (int)(sizeof pass_table / sizeof pass_table[0]);
 

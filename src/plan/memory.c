@@ -104,6 +104,14 @@ static int64_t port_bytes(const Plan *p, PlanHome home) {
   return bytes;
 }
 
+int plan_measure(void *options, Graph *g, int64_t *bytes) {
+  Plan *p = plan_create(g, options);
+  if (!p) return MF_EINVAL;
+  *bytes = p->block_bytes + port_bytes(p, PLAN_RESULT);
+  plan_destroy(p);
+  return 0;
+}
+
 typedef struct Living {
   int64_t bytes;
   int reg, tensor, step; /* the first tensor on it and the step that makes that */

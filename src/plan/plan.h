@@ -142,6 +142,10 @@ void plan_make_tasks(Plan *p, const PlanOptions *o);
  * registers' streams. */
 void plan_link(Plan *p);
 
+/* The bytes of the block and of results that the plan of g would have; g's marks are used, and
+ * left. 0 or a code. `options`: of PlanOptions. */
+int plan_measure(void *options, Graph *g, int64_t *bytes);
+
 /* memory.c: gives the registers at home in the block their offsets. Under arena_protect. */
 void plan_memory(Plan *p);
 /* What lies in the block when most does, the lower bound and what is wasted, as text. */

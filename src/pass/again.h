@@ -1,0 +1,23 @@
+/* Computing values a second time, for those who use them late: what both remat passes stand on. */
+#ifndef MF_AGAIN_H
+#define MF_AGAIN_H
+#include "graph.h"
+
+/* For one pass over a numbered graph, under the arena's protection. */
+typedef struct Again {
+  Graph *g;
+  GraphNode **copies; /* by node id; NULL: not computed anew so far */
+  /* Whether `user`, a node or where a copy for it will stand, gets v from a copy of its node. Never
+   * true of what is no op. */
+  bool (*is_anew)(void *ud, const GraphValue *v, const GraphNode *user);
+  void *ud;
+  LIST(GraphNode *) work; /* kept between calls */
+} Again;
+
+Again again_begin(Graph *g, bool (*is_anew)(void *, const GraphValue *, const GraphNode *),
+                  void *ud);
+/* Gives `user` the inputs that it gets anew; the copies that are not there yet stand before it,
+ * with id -1, in the order of what they copy. Users must come in their order. */
+void again_inputs(Again *r, GraphNode *user);
+
+#endif
