@@ -251,8 +251,9 @@ local modules = {
   ['optim.lr_scheduler'] = { 'sched', 'sched', function() return mf.optim.lr_scheduler end },
   data = { 'data', 'data', function() return mf.data end },
   comm = { 'comm', 'comm', function() return mf.comm end },
+  utils = { 'utils', 'utils', function() return mf.utils end },
 }
-local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'comm' }
+local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'comm', 'utils' }
 
 -- -- Classes and their methods --------------------------------------------------------------------
 

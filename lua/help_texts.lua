@@ -135,6 +135,7 @@ local texts = {
   ['nn.utils'] = 'nn.utils: clipping of gradients, parameters as one vector.',
   ['optim.Optimizer'] = 'optim.Optimizer: what all optimisers have. opt.param_groups are its groups of parameters: '
     .. 'tables with params, lr and the other options, which may be changed.',
+  utils = 'utils: what helps a training run; checkpoint computes activations anew instead of keeping them.',
   ['optim.lr_scheduler'] = 'optim.lr_scheduler: schedulers of the learning rate, made over an optimiser; :step() '
     .. 'after each epoch, or batch.',
   ['data.Dataset'] = "data.Dataset: what data sets extend. local D = data.Dataset:extend 'D'; with function "
