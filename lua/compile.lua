@@ -216,11 +216,23 @@ function Step:over(loader, o)
     finish = finish }, loader, o)
 end
 
-function step_mt.__tostring(self)
-  local parts = {}
-  for i, entry in ipairs(self.age) do parts[i] = entry.job:text() end
-  return table.concat(parts, '\n')
+-- What there is of all compiled forms: a method of their jobs.
+local function of_all(method)
+  return function(self)
+    local parts = {}
+    for i, entry in ipairs(self.age) do parts[i] = entry.job[method](entry.job) end
+    return table.concat(parts, '\n')
+  end
 end
+
+-- The graphs for Graphviz: io.open('step.dot', 'w'):write(step:dot()), then `dot -Tsvg step.dot`.
+Step.dot = of_all 'dot'
+-- The plans as text: registers, tasks, steps.
+Step.plan = of_all 'plan'
+-- What the plans' memory is taken by, at its peak, by tensor, op and line.
+Step.memory = of_all 'memory'
+
+step_mt.__tostring = of_all 'text'
 
 -- The name of the dtype of products, nil for that of their inputs. Where the CPU does not multiply it
 -- natively it would only be slower, so that is said and float32 kept.

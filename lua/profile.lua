@@ -7,7 +7,8 @@
 --
 -- Every kernel that runs meanwhile in any thread of the context is noted. FLOPs are those of the
 -- mathematics (two per multiplication and addition), bytes those of the operands, each read or
--- written once.
+-- written once. The trace has a row for each stream: of compiled steps the acts of actors with the ops
+-- in them, and arrows from who made a buffer to who read it.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local fail = options.fail
@@ -22,9 +23,9 @@ local function profile(f, ...)
   local begin = mf.time()
   mf._profile_start()
   local ok, message = pcall(f, ...)
-  local events, lost = mf._profile_stop()
+  local events, lost, acts = mf._profile_stop()
   if not ok then error(message, 0) end
-  return setmetatable({ events = events, lost = lost, seconds = mf.time() - begin }, Profile)
+  return setmetatable({ events = events, lost = lost, acts = acts, seconds = mf.time() - begin }, Profile)
 end
 
 -- Sums over events of one key, the longest first: { key, calls, us, flops, bytes }.
@@ -82,17 +83,59 @@ local function json(text)
   return '"' .. text:gsub('[%c"\\]', function(c) return ('\\u%04x'):format(c:byte()) end) .. '"'
 end
 
+-- Numbers of rows by track, in order of appearance, and their names: a stream's that acts named, else 'main',
+-- and 'thread 2' and so on.
+local function rows_of(self)
+  local rows, names = {}, {}
+  for _, list in ipairs { self.events, self.acts } do
+    for _, e in ipairs(list) do
+      if not rows[e.track] then
+        names[#names + 1] = #names == 0 and 'main' or ('thread %d'):format(#names + 1)
+        rows[e.track] = #names
+      end
+      if e.kind == 'act' and e.where ~= '' then names[rows[e.track]] = e.where end
+    end
+  end
+  return rows, names
+end
+
+local formats = {
+  op = '{"ph":"X","pid":0,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"cat":"op",'
+    .. '"args":{"where":%s,"flops":%.0f,"bytes":%.0f}}',
+  act = '{"ph":"X","pid":0,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"cat":"act","args":{"act":%d}}',
+  send = '{"ph":"s","pid":0,"tid":%d,"ts":%.3f,"id":%s,"name":"register","cat":"register"}',
+  receive = '{"ph":"f","bp":"e","pid":0,"tid":%d,"ts":%.3f,"id":%s,"name":"register","cat":"register"}',
+  name = '{"ph":"M","pid":0,"tid":%d,"name":"thread_name","args":{"name":%s}}',
+}
+
+-- What is sent before the profile began, or read behind its end, has no arrow. An arrow leaves its act's last
+-- moment.
+local function arrows_of(self)
+  local ends, both = {}, {}
+  for _, e in ipairs(self.acts) do
+    if e.id then ends[e.id] = (ends[e.id] or 0) + (e.kind == 'send' and 1 or 1e6) end
+  end
+  for id, n in pairs(ends) do both[id] = n > 1e6 and n % 1e6 == 1 or nil end
+  return both
+end
+
 -- Writes the events as a Chrome trace.
 function Profile:save_trace(path)
   local f, why = io.open(path, 'w')
   if not f then fail('save_trace: %s', why) end
-  f:write '{"displayTimeUnit":"ms","traceEvents":[\n'
-  for i, e in ipairs(self.events) do
-    f:write(i > 1 and ',\n' or '', ('{"ph":"X","pid":0,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,'
-      .. '"args":{"where":%s,"flops":%.0f,"bytes":%.0f}}'):format(e.track, e.begin_us, e.us, json(e.name),
-      json(e.where), e.flops, e.bytes))
+  local rows, names = rows_of(self)
+  local lines, arrows = {}, arrows_of(self)
+  local function add(format, ...) lines[#lines + 1] = format:format(...) end
+  for k, name in ipairs(names) do add(formats.name, k, json(name)) end
+  for _, e in ipairs(self.acts) do
+    local row = rows[e.track]
+    if e.kind == 'act' then add(formats.act, row, e.begin_us, e.us, json(e.name), e.act)
+    elseif arrows[e.id] then add(formats[e.kind], row, e.begin_us, json(e.id)) end
   end
-  f:write '\n]}\n'
+  for _, e in ipairs(self.events) do
+    add(formats.op, rows[e.track], e.begin_us, e.us, json(e.name), json(e.where), e.flops, e.bytes)
+  end
+  f:write('{"displayTimeUnit":"ms","traceEvents":[\n', table.concat(lines, ',\n'), '\n]}\n')
   if not f:close() then fail('save_trace: %s could not be written', path) end
 end
 

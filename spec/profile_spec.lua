@@ -27,6 +27,11 @@ describe('mf.profile', function()
       assert.equal(2, by.relu.calls)
       assert.equal(2 * 8 * 4, by.relu.flops)
     end
+    local f = mf.compile(function(a) return ((a * 2):exp() + a):sin() end)
+    f(x)
+    local fused = rows(mf.profile(f, x)).fused
+    assert.equal(4 * 8 * 16, fused.flops) -- one per op and element
+    assert.equal(4 * 2 * 8 * 16 + 8, fused.bytes) -- and the number
   end)
 
   it('knows the FLOPs of products, convolutions and attention', function()
@@ -91,8 +96,49 @@ describe('mf.profile', function()
     mf.profile(function() x:relu() end):save_trace(path)
     local text = io.open(path):read '*a'
     os.remove(path)
-    assert(text:find '"traceEvents":%[\n{"ph":"X".*"name":"relu".*%]}\n$', text)
+    assert(text:find '"traceEvents":%[\n{"ph":"M".*"name":"main".*{"ph":"X".*"name":"relu".*%]}\n$', text)
     fails('save_trace', function() mf.profile(function() end):save_trace '/nowhere/x.json' end)
+  end)
+
+  it('has a row for each stream and arlanes between actors', function()
+    local f = mf.compile(function(a) return (a * 2):sum() end)
+    local k = 0
+    local function run()
+      for sum in f:over(function()
+        k = k + 1
+        if k % 6 > 0 then return mf.full({ 4 }, k) end
+      end) do sum:item() end
+    end
+    run()
+    local p = mf.profile(run)
+    local path = os.tmpname()
+    p:save_trace(path)
+    local text = io.open(path):read '*a'
+    os.remove(path)
+    local lanes, acts, sent, received = {}, {}, {}, {}
+    for row, name in text:gmatch '"ph":"M","pid":0,"tid":(%d+),"name":"thread_name","args":{"name":"([%w ]+)"}}' do
+      lanes[name] = row
+    end
+    for _, name in ipairs { 'data', 'copy', 'compute', 'results' } do assert(lanes[name], name) end
+    for row, name in text:gmatch '"ph":"X","pid":0,"tid":(%d+),"ts":[%d.]+,"dur":[%d.]+,"name":"([%w]+)","cat":"act"' do
+      acts[name] = (acts[name] or 0) + 1
+      assert.equal(lanes[name == 'step' and 'compute' or name], row)
+    end
+    assert.same({ data = 5, copy = 5, step = 5, results = 5 }, acts)
+    for id in text:gmatch '"ph":"s",[^}]-"id":("[^"]+")' do sent[id] = true end
+    local arlanes = 0
+    for row, id in text:gmatch '"ph":"f","bp":"e","pid":0,"tid":(%d+),[^}]-"id":("[^"]+")' do
+      assert(sent[id] and row ~= lanes.data, id)
+      received[id] = true
+      arlanes = arlanes + 1
+    end
+    for id in pairs(sent) do assert(received[id], id) end
+    -- data to copy; an input and the order to the step; a result and the order to results: five each
+    assert.equal(5 * 5, arlanes)
+    -- the ops lie in the row of the step
+    for row in text:gmatch '"tid":(%d+),"ts":[%d.]+,"dur":[%d.]+,"name":"fused","cat":"op"' do
+      assert.equal(lanes.compute, row)
+    end
   end)
 
   it('ends with an error of f, and does not nest', function()

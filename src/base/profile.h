@@ -1,15 +1,28 @@
-/* Events of a profile: what ran, when, on which track, and how much work it was. */
+/* Events of a profile: what ran, when, on which track, and how much work it was; acts of actors,
+ * and what they handed to each other. */
 #ifndef MF_PROFILE_H
 #define MF_PROFILE_H
 #include <stddef.h>
 #include <stdint.h>
 
+typedef enum ProfileKind {
+  PROFILE_OP,
+  PROFILE_ACT,    /* name: of the plan or of a call; where: of its stream */
+  PROFILE_SEND,   /* at the end of an act: a buffer is full; */
+  PROFILE_RECEIVE /* it is read by an act that begins */
+} ProfileKind;
+
 typedef struct ProfileEvent {
-  const char *name;   /* lives as long as the program */
+  char name[32];
   char where[64];     /* the user's line; "": unknown */
   int64_t begin, end; /* ns of profile_now */
   double flops, bytes;
-  int track; /* the stream or thread */
+  const void *track; /* the stream */
+  uint8_t kind;
+  /* Which act, of which register of whose: the same of a send and what receives it. */
+  const void *owner;
+  int reg;
+  uint64_t act;
 } ProfileEvent;
 
 typedef struct Profile Profile;

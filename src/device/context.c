@@ -24,6 +24,6 @@ void context_release(Context *c) {
   if (c->comm) c->comm_close(c->comm);
   for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++)
     if (c->devices[t]) c->devices[t]->api->destroy(c->devices[t]);
-  mem_free(atomic_load(&c->watch));
+  mem_free(c->watch_kept);
   mem_free(c);
 }

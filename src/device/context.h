@@ -18,6 +18,7 @@ struct Context {
   atomic_bool interrupted; /* set from a signal handler; tested by the dispatcher, cleared by who
                               reports it */
   _Atomic(Watch *) watch;  /* NULL: launches are not watched */
+  Watch *watch_kept;       /* the memory of that; NULL: it never was */
   int isa;                 /* which of the op tables suits this CPU; see op.h */
   Device *devices[CONTEXT_DEVICE_TYPES]; /* by DeviceType, device 0; NULL where there is none */
   Comm *comm;                            /* this rank's place in its job; NULL: none yet */

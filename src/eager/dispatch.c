@@ -209,7 +209,7 @@ static int launch(Eager *E, EagerCall *c) {
   int rc = 0;
   if (scratch && !(call.scratch = stream_scratch(call.stream, scratch)))
     rc = out_of_scratch(c, scratch);
-  const Watch *watch = watch_of(E->context);
+  Watch *watch = watch_of(E->context);
   if (!rc) rc = watch ? watch_launch(watch, spec, &call, eager_where(E)) : spec->cpu(&call);
   if (views != small) mem_free(views);
   return rc;

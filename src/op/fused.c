@@ -571,6 +571,18 @@ static int fused_cpu(const OpCall *c) {
 }
 
 /* The results of a program of pointwise ops on xs; see op_program.h. Made by the compiler. */
+/* One per step and element. */
+static double fused_flops(const OpCall *c) {
+  const struct fused_args *a = c->args;
+  double most = 0;
+  for (int k = 0; k < c->n_in + c->n_out; k++) {
+    const View *v = k < c->n_in ? &c->in[k] : &c->out[k - c->n_in];
+    double n = view_absent(v) ? 0 : (double)view_numel(v);
+    if (n > most) most = n;
+  }
+  return most * a->body->n_steps;
+}
+
 OP(fused, .signature = "fused(Tensor[] xs, program body) -> Tensor[]",
    .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .infer = fused_infer, .cpu = fused_cpu,
-   .scratch = fused_scratch)
+   .scratch = fused_scratch, .flops = fused_flops)

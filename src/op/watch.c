@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "profile.h"
-
 static double bytes_of(const View *v) {
   if (view_absent(v)) return 0;
   double n = (double)dtype_size((DType)v->dtype);
@@ -14,14 +12,22 @@ static double bytes_of(const View *v) {
   return n;
 }
 
-static void add_event(const Watch *w, const OpSpec *spec, const OpCall *c, int64_t begin,
+void watch_add(Watch *w, const ProfileEvent *e) {
+  pthread_mutex_lock(&w->lock);
+  Profile *p = atomic_load(&w->profile);
+  if (p) profile_add(p, e);
+  pthread_mutex_unlock(&w->lock);
+}
+
+static void add_event(Watch *w, const OpSpec *spec, const OpCall *c, int64_t begin,
                       const char *where) {
-  ProfileEvent e = {.name = c->op->name, .begin = begin, .end = profile_now()};
+  ProfileEvent e = {.begin = begin, .end = profile_now(), .track = c->stream};
+  snprintf(e.name, sizeof e.name, "%s", c->op->name);
   snprintf(e.where, sizeof e.where, "%s", where ? where : "");
   for (int k = 0; k < c->n_in; k++) e.bytes += bytes_of(&c->in[k]);
   for (int k = 0; k < c->n_out; k++) e.bytes += bytes_of(&c->out[k]);
   e.flops = spec->flops ? spec->flops(c) : c->n_out ? (double)view_numel(&c->out[0]) : 0;
-  profile_add(w->profile, &e);
+  watch_add(w, &e);
 }
 
 /* Walks v in any order. */
@@ -52,9 +58,9 @@ static int check_nan(const OpCall *c, const char *where) {
   return rc;
 }
 
-int watch_launch(const Watch *w, const OpSpec *spec, const OpCall *c, const char *where) {
-  int64_t begin = w->profile ? profile_now() : 0;
+int watch_launch(Watch *w, const OpSpec *spec, const OpCall *c, const char *where) {
+  int64_t begin = watch_profiles(w) ? profile_now() : 0;
   int rc = spec->cpu(c);
-  if (!rc && w->profile) add_event(w, spec, c, begin, where);
-  return rc || !w->nan ? rc : check_nan(c, where);
+  if (!rc && begin) add_event(w, spec, c, begin, where);
+  return rc || !atomic_load(&w->nan) ? rc : check_nan(c, where);
 }

@@ -2,21 +2,32 @@
  * kernel asks the context whether somebody watches, and if so launches it here. */
 #ifndef MF_WATCH_H
 #define MF_WATCH_H
+#include <pthread.h>
+
 #include "context.h"
 #include "op.h"
+#include "profile.h"
 
-typedef struct Profile Profile;
-
+/* Made once and kept with its context, since launches in other threads may look at it when it is
+ * put away. */
 struct Watch {
-  Profile *profile; /* NULL: none */
-  bool nan;         /* a NaN in a result is an error */
+  pthread_mutex_t lock;       /* for adding to the profile, and for taking it away */
+  _Atomic(Profile *) profile; /* NULL: none */
+  atomic_bool nan;            /* a NaN in a result is an error */
 };
 
+/* NULL: nobody does. */
 static inline Watch *watch_of(Context *c) {
   return atomic_load_explicit(&c->watch, memory_order_acquire);
 }
 
 /* Runs the kernel; `where` is the user's line, or NULL. */
-int watch_launch(const Watch *w, const OpSpec *spec, const OpCall *c, const char *where);
+int watch_launch(Watch *w, const OpSpec *spec, const OpCall *c, const char *where);
+
+/* Whether events are to be noted; who has some adds them. */
+static inline bool watch_profiles(const Watch *w) {
+  return w && atomic_load_explicit(&w->profile, memory_order_relaxed);
+}
+void watch_add(Watch *w, const ProfileEvent *e);
 
 #endif

@@ -99,10 +99,17 @@ static int64_t bytes_of(const GraphValue *v) {
   return graph_numel(v) * (int64_t)dtype_size((DType)v->dtype);
 }
 
+/* Products, convolutions, attention. A fused op, which counts its steps, is none. */
+static bool is_heavy(const Op *op) {
+  for (int k = 0; k < op->n_params; k++)
+    if (op->params[k].kind == PARAM_PROGRAM) return false;
+  return op->spec[0]->flops != NULL;
+}
+
 /* Nanoseconds, of an ordinary CPU: only the order matters. */
 static double time_of(Graph *g, const GraphNode *n) {
   enum { FLOPS_IN_NS = 50, BYTES_IN_NS = 5 };
-  if (n->op->spec[0]->flops) return flops_of(g, n) / FLOPS_IN_NS;
+  if (is_heavy(n->op)) return flops_of(g, n) / FLOPS_IN_NS;
   int64_t bytes = 0;
   for (int k = 0; k < n->n_in; k++) bytes += n->in[k] ? bytes_of(n->in[k]) : 0;
   for (int k = 0; k < n->n_out; k++) bytes += bytes_of(&n->out[k]);
@@ -123,7 +130,7 @@ static void find_roots(Budget *b) {
                             .made = n->id,
                             .last = n->id,
                             .late = n->id,
-                            .heavy = n->op->spec[0]->flops != NULL};
+                            .heavy = is_heavy(n->op)};
     }
 }
 

@@ -35,10 +35,12 @@
  * after as many acts. All of this happens on the thread of the actor's worker. */
 #include "actor.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "err.h"
 #include "str.h"
+#include "watch.h"
 
 /* -- Sending ----------------------------------------------------------------------------------- */
 
@@ -184,6 +186,47 @@ static int work(Actor *a) {
   return c->fn(c->ud, a->data, a->data + a->n_in);
 }
 
+/* -- Seen by a profile ------------------------------------------------------------------------- */
+
+static const char *name_of(const Actor *a) {
+  const Plan *p = a->worker->runtime->plan;
+  return a->task->call == PLAN_NO_CALL ? p->name : p->calls.at[a->task->call];
+}
+
+static ProfileEvent event_of(const Actor *a, ProfileKind kind, int64_t begin, int reg) {
+  ProfileEvent e = {.kind = (uint8_t)kind,
+                    .begin = begin,
+                    .end = begin,
+                    .track = a->worker->device_stream,
+                    .owner = a->worker->runtime,
+                    .reg = reg,
+                    .act = a->acts};
+  return e;
+}
+
+/* The act, and arrows from what came before it to what follows. */
+static int profiled_work(Actor *a, Watch *w) {
+  const Runtime *r = a->worker->runtime;
+  int64_t begin = profile_now();
+  int rc = work(a);
+  if (rc) return rc;
+  ProfileEvent act = event_of(a, PROFILE_ACT, begin, -1);
+  act.end = profile_now();
+  snprintf(act.name, sizeof act.name, "%s", name_of(a));
+  snprintf(act.where, sizeof act.where, "%s",
+           r->threads ? r->plan->streams.at[a->worker->stream].name : "");
+  watch_add(w, &act);
+  for (int i = 0; i < a->n_in; i++) {
+    ProfileEvent e = event_of(a, PROFILE_RECEIVE, begin, a->in[i].reg);
+    watch_add(w, &e);
+  }
+  for (int i = 0; i < a->n_out; i++) {
+    ProfileEvent e = event_of(a, PROFILE_SEND, act.end, a->out[i].reg);
+    watch_add(w, &e);
+  }
+  return 0;
+}
+
 static void told_fast(Actor *a) {
   const Link *l = a->links;
   for (int k = 0; k < a->n_near; k++)
@@ -208,7 +251,8 @@ static void told(Actor *a) {
 }
 
 int actor_act(Actor *a) {
-  int rc = work(a);
+  Watch *watch = watch_of(a->worker->runtime->device->context);
+  int rc = watch_profiles(watch) ? profiled_work(a, watch) : work(a);
   if (rc == RUNTIME_END) {
     actor_limit(a, a->acts);
     return 0;
