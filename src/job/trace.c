@@ -61,9 +61,8 @@ static Meta root_of(const Tensor *like) {
 
 static TraceStorage *add_port(Trace *t, GraphKind kind, Storage *s, const Meta *m) {
   Graph *g = t->graph;
-  GraphNode *at = g->first; /* ports come first, in order of appearance */
-  while (at && (at->kind == GRAPH_INPUT || at->kind == GRAPH_CAPTURE)) at = at->next;
-  GraphNode *n = graph_insert(g, at, kind, 0, 1);
+  GraphNode *at = t->last_port ? t->last_port->next : g->first; /* in order of appearance */
+  GraphNode *n = t->last_port = graph_insert(g, at, kind, 0, 1);
   Meta *copy = arena_new(&g->arena, Meta);
   *copy = *m;
   n->meta = copy;

@@ -57,6 +57,7 @@ typedef struct Trace {
   written; /* arguments that the step writes: what is left in them are results
               behind the function's own */
   int n_captures;
+  GraphNode *last_port;    /* ports come first in the graph; NULL: there is none yet */
   uint64_t stream;         /* the default generator's next stream at the start */
   EagerCall *call;         /* which is recorded now */
   int segment, n_segments; /* what is recorded now belongs to; see GraphNode */

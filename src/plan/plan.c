@@ -18,9 +18,11 @@
 typedef struct Place {
   struct Place *root;
   int64_t last;
-  int tensor;   /* -1: not yet made */
-  int copy;     /* which writes and results take instead; -1: none */
-  bool written; /* a capture's, or in its memory, and the step writes the capture */
+  int tensor;     /* -1: not yet made */
+  int copy;       /* which writes and results take instead; -1: none */
+  bool written;   /* a capture's, or in its memory, and the step writes the capture */
+  int64_t seen;   /* of the node that sees it as an input: its number + 1, and how many of its */
+  int n_as, n_in; /* inputs are this value; lie in its memory, if it is a root */
 } Place;
 
 enum { AT_END = INT32_MAX };
@@ -166,6 +168,21 @@ static bool places_differ(const Meta *m) {
   return true;
 }
 
+static Place *see(Lowering *w, Place *p) {
+  if (p->seen != w->at + 1) p->n_as = p->n_in = 0;
+  p->seen = w->at + 1;
+  return p;
+}
+
+/* How often each value and each memory is among the inputs. */
+static void count_inputs(Lowering *w, const GraphNode *n) {
+  for (int k = 0; k < n->n_in; k++) {
+    if (!n->in[k]) continue;
+    see(w, place_of(n->in[k]))->n_as++;
+    see(w, root_of(n->in[k]))->n_in++;
+  }
+}
+
 /* Whether the memory of input k may be overwritten by node n: nothing reads it afterwards, it is
  * the step's own or a capture's that is written anyway, and no other input looks at it; `same`: or
  * looks at it in the same way. */
@@ -176,9 +193,7 @@ static bool may_take(Lowering *w, const GraphNode *n, int k, bool same) {
   const PlanRegister *r = &w->p->registers.at[t->reg];
   if (root->last > w->at || v->number || !places_differ(&t->meta)) return false;
   if (r->home != PLAN_BLOCK && !(r->home == PLAN_CAPTURE && root->written)) return false;
-  for (int j = 0; j < n->n_in; j++)
-    if (j != k && n->in[j] && root_of(n->in[j]) == root && !(same && n->in[j] == v)) return false;
-  return true;
+  return root->n_in == (same ? place_of(v)->n_as : 1);
 }
 
 static bool same_places(const Meta *a, const Meta *b) {
@@ -245,6 +260,7 @@ static void lower_op(Lowering *w, GraphNode *n) {
   Meta *metas = arena_array(&p->arena, Meta, n_out);
   for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
   infer(w, n, in, metas, n_out);
+  count_inputs(w, n);
   lower_written(w, n, in);
   for (int k = 0; k < n_out; k++) {
     metas[k].dtype = n->out[k].dtype;

@@ -86,33 +86,39 @@ typedef struct Touches {
   int *start, *tasks; /* those of register r: tasks[start[r] .. start[r + 1]) */
 } Touches;
 
-static int distinct_registers(const Plan *p, const PlanStep *s, int *regs) {
-  int n = 0;
-  for (int k = 0; k < s->n_in + s->n_out; k++) {
-    int tensor = k < s->n_in ? s->in[k] : s->out[k - s->n_in];
-    int reg = tensor < 0 ? -1 : p->tensors.at[tensor].reg, j = 0;
-    while (j < n && regs[j] != reg) j++;
-    if (reg >= 0 && j == n) regs[n++] = reg;
+/* Calls f for each register that a step touches, once. `seen`: by register, the last such step + 1.
+ */
+static void each_touch(Plan *p, int *seen, void (*f)(Touches *t, int reg, int step), Touches *t) {
+  memset(seen, 0, sizeof *seen * p->registers.n);
+  for (int i = 0; i < (int)p->steps.n; i++) {
+    const PlanStep *s = &p->steps.at[i];
+    for (int k = 0; k < s->n_in + s->n_out; k++) {
+      int tensor = k < s->n_in ? s->in[k] : s->out[k - s->n_in];
+      int reg = tensor < 0 ? -1 : p->tensors.at[tensor].reg;
+      if (reg < 0 || seen[reg] == i + 1) continue;
+      seen[reg] = i + 1;
+      f(t, reg, i);
+    }
   }
-  return n;
+}
+
+static void count_touch(Touches *t, int reg, int step) {
+  (void)step;
+  t->start[reg + 2]++;
+}
+
+static void note_touch(Touches *t, int reg, int step) {
+  t->tasks[t->start[reg + 1]++] = step;
 }
 
 static Touches find_touches(Plan *p) {
-  size_t most = 0, n_regs = p->registers.n;
-  for (size_t i = 0; i < p->steps.n; i++) {
-    size_t n = (size_t)(p->steps.at[i].n_in + p->steps.at[i].n_out);
-    if (n > most) most = n;
-  }
-  int *regs = arena_array(&p->arena, int, most + 1);
+  size_t n_regs = p->registers.n;
+  int *seen = arena_array(&p->arena, int, n_regs + 1);
   Touches t = {.start = arena_array(&p->arena, int, n_regs + 2)};
-  for (size_t i = 0; i < p->steps.n; i++)
-    for (int n = distinct_registers(p, &p->steps.at[i], regs), k = 0; k < n; k++)
-      t.start[regs[k] + 2]++;
+  each_touch(p, seen, count_touch, &t);
   for (size_t r = 2; r < n_regs + 2; r++) t.start[r] += t.start[r - 1];
   t.tasks = arena_array(&p->arena, int, t.start[n_regs + 1]);
-  for (size_t i = 0; i < p->steps.n; i++)
-    for (int n = distinct_registers(p, &p->steps.at[i], regs), k = 0; k < n; k++)
-      t.tasks[t.start[regs[k] + 1]++] = (int)i;
+  each_touch(p, seen, note_touch, &t);
   return t;
 }
 
