@@ -570,7 +570,6 @@ static int fused_cpu(const OpCall *c) {
   return 0;
 }
 
-/* The results of a program of pointwise ops on xs; see op_program.h. Made by the compiler. */
 /* One per step and element. */
 static double fused_flops(const OpCall *c) {
   const struct fused_args *a = c->args;
@@ -583,6 +582,7 @@ static double fused_flops(const OpCall *c) {
   return most * a->body->n_steps;
 }
 
+/* The results of a program of pointwise ops on xs; see op_program.h. Made by the compiler. */
 OP(fused, .signature = "fused(Tensor[] xs, program body) -> Tensor[]",
    .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .infer = fused_infer, .cpu = fused_cpu,
    .scratch = fused_scratch, .flops = fused_flops)
