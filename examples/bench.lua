@@ -6,7 +6,8 @@
 --            [--loss] [--load FILE]
 --
 -- WORKLOAD: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch. --load takes weights and data
--- from a file that `peer.py --export` wrote. Prints one line of JSON. With bf16 a compiled step
+-- from a file that `peer.py --export` wrote. Prints one line of JSON; gflops are those of the whole
+-- step, gemm_gflops those of a large float32 product on this machine. With bf16 a compiled step
 -- multiplies in bfloat16 and keeps the rest in float32; in eager steps model and data are bfloat16.
 local start = os.clock()
 local mf = require 'moonflow'
@@ -115,6 +116,25 @@ local function load_export(path, model, inputs)
   return saved.target
 end
 
+-- GFLOP/s of a product of square float32 matrices: what a step's rate is measured by.
+local function gemm_rate()
+  local n, best = 1536, math.huge
+  local x, y = mf.randn(n, n), mf.randn(n, n)
+  for _ = 1, 8 do
+    local t = mf.time()
+    x:matmul(y)
+    best = math.min(best, mf.time() - t)
+  end
+  return 2 * n ^ 3 / best / 1e9
+end
+
+-- The FLOPs of one call of f.
+local function flops_of(f)
+  local sum = 0
+  for _, row in ipairs(mf.profile(f):sums 'op') do sum = sum + row.flops end
+  return sum
+end
+
 local function run()
   local w = workloads[workload] or error('unknown workload ' .. workload, 0)
   local batch = a.batch > 0 and a.batch or w[1]
@@ -170,6 +190,9 @@ local function run()
     { 'import_s', round(import_s, 2) }, { 'first_step_s', round(first, 2) }, { 'step_s', round(median, 5) },
     { 'samples_per_s', round(batch / median, 2) }, { 'base_mib', base_mib }, { 'peak_mib', mf._memory_usage() },
   }
+  local rate = flops_of(function() run_step(target, unpack(inputs)):item() end) / median / 1e9
+  out[#out + 1] = { 'gflops', round(rate, 1) }
+  out[#out + 1] = { 'gemm_gflops', round(gemm_rate(), 1) }
   if a.loss then out[#out + 1] = { 'losses', losses } end
   print_json(out)
 end

@@ -150,6 +150,26 @@ describe('examples', function()
     assert.truthy(output:find("no workload 'nosuch'; there are dispatch, ", 1, true), output)
   end)
 
+  it('bench.lua multiplies in bfloat16 in both modes, or says that the CPU does not', function()
+    local function losses(more)
+      local output, code = run('bench.lua mlp --steps 2 --warmup 0 --loss ' .. more)
+      assert.equal(0, code, output)
+      local first, second = output:match '"losses": %[([%d.]+), ([%d.]+)%]'
+      assert.truthy(output:find '"gflops": %d' and output:find '"gemm_gflops": %d', output)
+      return tonumber(first), tonumber(second), output
+    end
+    local first, second = losses ''
+    for _, mode in ipairs { 'eager', 'graph' } do
+      local a, b, output = losses('--dtype bf16 --mode ' .. mode)
+      assert.near(first, a, 0.02)
+      assert.near(second, b, 0.02)
+      assert.equal(mf._has_bf16() and 0 or 1, select(2, output:gsub('this CPU does not multiply bfloat16', '')), output)
+      assert.equal(mf._has_bf16(), first ~= a, output)
+    end
+    local output, code = run 'bench.lua mlp --dtype fp8'
+    assert.truthy(code ~= 0 and output:find('fp32 and bf16 are there', 1, true), output)
+  end)
+
   it('bench.lua prints one line of JSON, with the same losses in both modes', function()
     local losses = {}
     for _, mode in ipairs { 'eager', 'graph' } do
