@@ -240,10 +240,10 @@ static void make_units(Fusing *f) {
 /* The node that does what the members of u do, at the end of the graph. */
 static void fuse(Fusing *f, Unit *u) {
   Graph *g = f->g;
-  ProgramStep steps[MEMBERS] = {0};
-  const void *args[MEMBERS] = {0};
+  ProgramStep steps[MEMBERS]; /* as far as there are members: groups are many, and mostly small */
+  const void *args[MEMBERS];
   GraphValue *in[PROGRAM_TENSORS], *results[PROGRAM_TENSORS];
-  int16_t out[PROGRAM_TENSORS] = {0};
+  int16_t out[PROGRAM_TENSORS];
   int n_in = 0, n_out = 0;
   for (int s = 0; s < u->n; s++) {
     GraphNode *n = u->members[s];
