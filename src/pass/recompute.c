@@ -102,7 +102,10 @@ static void cut(Graph *g, GraphNode *n, size_t first) {
 }
 
 void pass_recompute(Graph *g, const PassSettings *settings) {
+  bool any = false;
   (void)settings;
+  for (const GraphNode *n = g->first; n && !any; n = n->next) any = is_cheap(n);
+  if (!any) return;
   find_lives(g);
   for (GraphNode *n = g->first; n; n = n->next) {
     if (n->n_out == 0 || !n->out[0].mark || !is_cheap(n)) continue;

@@ -199,7 +199,10 @@ static void add_part(Graph *g, const Update *u, const Item *items, int count) {
 /* The nodes that others wait for stay until all parts are placed. */
 void pass_updates(Graph *g, const PassSettings *settings) {
   LIST(Update *) updates = {0};
+  bool any = false;
   (void)settings;
+  for (const GraphNode *n = g->first; n && !any; n = n->next) any = is_update(n);
+  if (!any) return;
   find_readers(g);
   for (GraphNode *n = g->first; n; n = n->next)
     if (places_of(n)) delay_large(g, n, places_of(n));
