@@ -429,6 +429,6 @@ OP(cross_entropy_backward,
        "cross_entropy_backward(Tensor g, Tensor x, Tensor target, Tensor lse, Tensor total, "
        "Tensor? weight=None, *, int ignore_index=-100, str(mean|sum|none) reduction=mean, float "
        "label_smoothing=0) -> Tensor",
-   .flags = OP_HIDDEN, .sbp_rule = cross_entropy_backward_sbp, .linear = "g",
+   .flags = OP_HIDDEN | OP_BLOCKWISE, .sbp_rule = cross_entropy_backward_sbp, .linear = "g",
    .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu,
    .scratch = cross_entropy_backward_scratch)
