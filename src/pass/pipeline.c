@@ -18,6 +18,7 @@ const Pass pass_table[] = {
     {"cse", pass_cse, "what is equal is computed once"},
     {"remat", pass_remat, "behind cse, which would make one of what is computed twice"},
     {"dce", pass_dce, "what the others left without use"},
+    {"layout", pass_layout, "when all convolutions are there, and before ops that hide others"},
     {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
     {"recompute", pass_recompute, "behind cse, which would undo it; fuse_pointwise takes it in"},
     {"fuse_pointwise", pass_fuse_pointwise, "behind all that look for ops, which it hides"},
