@@ -55,14 +55,12 @@ static dnnl_primitive_desc_t describe(Kind kind, const Layout l[3], const dnnl_d
                                                         padding, padding, NULL),
          "forward");
   else if (kind == INPUT)
-    want(dnnl_convolution_backward_data_primitive_desc_create(&pd, engine, alg, l[0], l[1], l[2],
-                                                              strides, none, padding, padding, hint,
-                                                              NULL),
+    want(dnnl_convolution_backward_data_primitive_desc_create(
+             &pd, engine, alg, l[0], l[1], l[2], strides, none, padding, padding, hint, NULL),
          "input's gradient");
   else
-    want(dnnl_convolution_backward_weights_primitive_desc_create(&pd, engine, alg, l[0], l[1], NULL,
-                                                                 l[2], strides, none, padding,
-                                                                 padding, hint, NULL),
+    want(dnnl_convolution_backward_weights_primitive_desc_create(
+             &pd, engine, alg, l[0], l[1], NULL, l[2], strides, none, padding, padding, hint, NULL),
          "weights' gradient");
   return pd;
 }
@@ -148,11 +146,12 @@ static void time_conv(const Conv *c, dnnl_format_tag_t images, double *seconds) 
   layout(&l[2], (dnnl_dims_t){c->n, c->oc, oh, ow}, images);
   dnnl_primitive_desc_t hint = describe(FORWARD, l, strides, padding, NULL);
   if (getenv("BENCH_CONV_VERBOSE")) {
-      const char *s;
-      dnnl_primitive_desc_query(hint, dnnl_query_impl_info_str, 0, &s);
-      double t = measure(0, hint);
-      double f = 2.0 * (double)(c->n * c->oc * oh * ow * c->ic * c->kh * c->kw);
-      printf("%d %ld,%ld,%ld %ldx%ld s%ld %s %.2f ms %.0f GF x%ld\n", 0, c->ic, c->ih, c->oc, c->kh, c->kw, c->stride, s, t*1e3, f/t/1e9,c->times);
+    const char *s;
+    dnnl_primitive_desc_query(hint, dnnl_query_impl_info_str, 0, &s);
+    double t = measure(0, hint);
+    double f = 2.0 * (double)(c->n * c->oc * oh * ow * c->ic * c->kh * c->kw);
+    printf("%d %ld,%ld,%ld %ldx%ld s%ld %s %.2f ms %.0f GF x%ld\n", 0, c->ic, c->ih, c->oc, c->kh,
+           c->kw, c->stride, s, t * 1e3, f / t / 1e9, c->times);
   }
   seconds[FORWARD] += (double)c->times * measure(FORWARD, hint);
   for (int kind = INPUT; kind <= WEIGHT; kind++) {
@@ -163,7 +162,8 @@ static void time_conv(const Conv *c, dnnl_format_tag_t images, double *seconds) 
       dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &s);
       double t = measure((Kind)kind, pd);
       double f = 2.0 * (double)(c->n * c->oc * oh * ow * c->ic * c->kh * c->kw);
-      printf("%d %ld,%ld,%ld %ldx%ld s%ld %s %.2f ms %.0f GF x%ld\n", kind, c->ic, c->ih, c->oc, c->kh, c->kw, c->stride, s, t*1e3, f/t/1e9,c->times);
+      printf("%d %ld,%ld,%ld %ldx%ld s%ld %s %.2f ms %.0f GF x%ld\n", kind, c->ic, c->ih, c->oc,
+             c->kh, c->kw, c->stride, s, t * 1e3, f / t / 1e9, c->times);
     }
     seconds[kind] += (double)c->times * measure((Kind)kind, pd);
     dnnl_primitive_desc_destroy(pd);
@@ -172,8 +172,7 @@ static void time_conv(const Conv *c, dnnl_format_tag_t images, double *seconds) 
 }
 
 int main(int argc, char **argv) {
-  dnnl_format_tag_t images =
-      argc > 2 && !strcmp(argv[2], "nhwc") ? dnnl_nhwc : dnnl_format_tag_any;
+  dnnl_format_tag_t images = argc > 2 && !strcmp(argv[2], "nhwc") ? dnnl_nhwc : dnnl_format_tag_any;
   double seconds[3] = {0};
   Conv c;
   if (argc < 2 || atoi(argv[1]) < 1) {

@@ -101,4 +101,95 @@ describe('fuse_norm', function()
     end, x, r)
     assert.equal(1, n)
   end)
+
+  -- relu_backward and batch_norm_backward, and what the kernel that does both gives.
+  local function backward(x, y, g, h, o)
+    local mean, rstd = mf.randn({ x.shape[2] }, { dtype = o.dtype }), mf.rand({ x.shape[2] }, { dtype = o.dtype }) + 0.5
+    local w, b = mf.randn_like(mean), mf.randn_like(mean)
+    if not y then
+      local c = { 1, x.shape[2] }
+      for d = 3, x.ndim do c[d] = 1 end
+      y = ((x - mean:reshape(c)) * (rstd * w):reshape(c) + b:reshape(c)):relu()
+    end
+    local gated = mf._relu_backward(h and g + h or g, y)
+    local want = { mf._batch_norm_backward(gated, x, mean, rstd, w, o.training, true) }
+    local kept = g:clone()
+    local got = { mf._batch_norm_act_backward(kept, o.y and y or nil, x, mean, rstd, w, b, h, o.training, true,
+      o.residual or false) }
+    want[4], got[4] = o.residual and gated or nil, o.residual and kept or nil
+    for k = 1, #want do assert(mf.equal(want[k], got[k]), ('result %d of (%s)'):format(k, tostring(x.shape))) end
+  end
+
+  for name, dtype in pairs { float32 = mf.float32, float64 = mf.float64 } do
+    it('has a kernel for the backward that gives the same bits: ' .. name, function()
+      for _, shape in ipairs { { 9, 5 }, { 3, 70, 6, 7 }, { 2, 3, 50, 50 }, { 40, 130, 3, 3 } } do
+        for _, last in ipairs { false, true } do
+          local function make()
+            local t = mf.randn(shape, { dtype = dtype })
+            return #shape == 4 and last and t:contiguous { memory_format = 'channels_last' } or t
+          end
+          for _, training in ipairs { true, false } do
+            backward(make(), make(), make(), nil, { y = true, training = training, dtype = dtype })
+            backward(make(), make(), make(), nil, { y = true, residual = true, training = training, dtype = dtype })
+            backward(make(), make(), make(), make(), { y = true, residual = true, training = training, dtype = dtype })
+          end
+        end
+      end
+    end)
+  end
+
+  -- Every value is away from where the relu begins, so that rounding does not decide.
+  it('has a kernel for the backward that needs no y', function()
+    for _, shape in ipairs { { 9, 5 }, { 3, 70, 6, 7 }, { 2, 3, 50, 50 } } do
+      local x, g = mf.randn(shape):double(), mf.randn(shape):double()
+      backward(x, nil, g, nil, { training = true, dtype = mf.float64 })
+      if #shape == 4 then
+        backward(x:contiguous { memory_format = 'channels_last' }, nil, g, nil, { training = true, dtype = mf.float64 })
+      end
+    end
+  end)
+
+  it('takes the backward of blocks with and without a residual', function()
+    local text = mf._graph_pass([[
+graph step
+%0 = input x: float32[2, 3, 4]
+%1 = input g: float32[2, 3, 4]
+%2 = input more: float32[2, 3, 4]
+%3 = capture w: float32[3]
+%4 = capture b: float32[3]
+%5, %6, %7 = batch_norm(%0, none, none, %3, %4, training=true): float32[2, 3, 4], float32[3], float32[3]
+%8 = relu(%5): float32[2, 3, 4]
+%9, %10, %11 = batch_norm(%8, none, none, %3, %4, training=true): float32[2, 3, 4], float32[3], float32[3]
+%12 = add(%9, %0): float32[2, 3, 4]
+%13 = relu(%12): float32[2, 3, 4]
+%14 = exp(%1): float32[2, 3, 4]
+%15 = add(%2, %14): float32[2, 3, 4]
+%16 = relu_backward(%15, %13): float32[2, 3, 4]
+%17, %18, %19 = batch_norm_backward(%16, %8, %10, %11, %3, training=true, params=true): ]] .. [[
+float32[2, 3, 4], float32[3], float32[3]
+%20 = relu_backward(%17, %8): float32[2, 3, 4]
+%21, %22, %23 = batch_norm_backward(%20, %0, %6, %7, %3, training=true, params=true): ]] .. [[
+float32[2, 3, 4], float32[3], float32[3]
+%24 = add(%21, %16): float32[2, 3, 4]
+return %24, %18, %19, %22, %23
+]], 'fuse_norm')
+    assert.equal([[
+graph step
+%0 = input x: float32[2, 3, 4]
+%1 = input g: float32[2, 3, 4]
+%2 = input more: float32[2, 3, 4]
+%3 = capture w: float32[3]
+%4 = capture b: float32[3]
+%5, %6, %7 = batch_norm_act(%0, none, none, %3, %4, training=true, relu=true): float32[2, 3, 4], float32[3], float32[3]
+%8, %9, %10 = batch_norm_act(%5, none, none, %3, %4, %0, training=true, relu=true): ]] .. [[
+float32[2, 3, 4], float32[3], float32[3]
+%11 = exp(%1): float32[2, 3, 4]
+%12, %13, %14, %15 = batch_norm_act_backward(%11, %8, %5, %9, %10, %3, %4, %2, training=true, params=true, ]] .. [[
+residual=true): float32[2, 3, 4], float32[3], float32[3], float32[2, 3, 4]
+%16, %17, %18, %19 = batch_norm_act_backward(%12, none, %0, %6, %7, %3, %4, training=true, params=true, ]] .. [[
+residual=false): float32[2, 3, 4], float32[3], float32[3], float32[2, 3, 4]
+%20 = add(%16, %15): float32[2, 3, 4]
+return %20, %13, %14, %17, %18
+]], text)
+  end)
 end)

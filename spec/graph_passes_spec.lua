@@ -44,8 +44,8 @@ local workloads = {
   },
   cnn = {
     function()
-      return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(36, 4))
+      return nn.Sequential(nn.Conv2d(1, 4, 3, { bias = false }), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(36, 4))
     end,
     function(p) return optim.AdamW(p, { lr = 0.01 }) end,
     function() return mf.randn(5, 1, 8, 8) end,
@@ -75,7 +75,7 @@ local function switches(only)
   return off
 end
 
-local inexact = { layout = true, all = true }
+local inexact = { layout = true, fuse_act = true, all = true }
 
 describe('passes', function()
   for name, workload in pairs(workloads) do
@@ -84,7 +84,7 @@ describe('passes', function()
     for case, passes in pairs(cases) do
       it('change nothing: ' .. name .. ', ' .. case, function()
         local want, got = run(workload), run(workload, passes)
-        local within = name == 'cnn' and inexact[case:match '%S+$'] and 1e-5 or 0
+        local within = name ~= 'transformer' and inexact[case:match '%S+$'] and 1e-4 or 0
         for k = 1, #want do
           assert(mf.allclose(want[k], got[k], { rtol = within, atol = within, equal_nan = true }), 'value ' .. k)
         end

@@ -496,6 +496,11 @@ function cases.linear(v, add)
   add { x = v:n(v.B, 2, 3), w = v:n(5, 3), b = v:n(5) }
   add { x = v:n(3), w = v:n(5, 3), b = v:n(5) }
 end
+function cases.linear_act(v, add)
+  add { x = v:n(v.B, 3 * v.L), w = v:n(5, 3 * v.L), act = 'relu' }
+  add { x = v:n(v.B, 2, 3), w = v:n(5, 3), b = v:n(5), act = 'gelu' }
+  add { x = v:n(v.B, 3), w = v:n(5, 3), b = v:n(5), act = 'gelu_tanh' }
+end
 function cases.linear_weight(v, add)
   add { g = v:n(v.B, 5), x = v:n(v.B, 3) }
   add { g = v:n(v.B, 2, 5), x = v:n(v.B, 2, 3) }
@@ -509,6 +514,10 @@ function cases.conv2d(v, add)
   add { x = v:n(v.B, 4, 5, 5), w = v:n(4, 2, 2, 2), b = v:n(4), groups = 2, dilation = 2 }
   add { x = v:n(v.B, 3, 3, 3), w = v:n(3, 1, 3, 3), groups = 3, padding = 1 }
   add { x = v:n(v.B, 3, 4, 4), w = v:n(5, 3, 1, 1) }
+end
+function cases.conv2d_act(v, add)
+  add { x = v:n(v.B, 2, 5, 4), w = v:n(3, 2, 3, 2) }
+  add { x = v:n(v.B, 4, 5, 5), w = v:n(4, 2, 2, 2), b = v:n(4), groups = 2, dilation = 2 }
 end
 function cases.conv2d_input(v, add)
   add { g = v:n(v.B, 3, 3, 3), w = v:n(3, 2, 3, 2), size = { 5, 4 } }
@@ -612,6 +621,16 @@ function cases.batch_norm_backward(v, add)
   add { g = v:n(v.B, 3), x = v:n(v.B, 3), mean = v:n(3), rstd = v:u(.5, 2, 3), training = false, params = false }
   add { g = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3), weight = v:n(3),
     training = true, params = true }
+end
+function cases.batch_norm_act_backward(v, add)
+  add { g = v:n(v.B, 3), x = v:n(v.B, 3), mean = v:n(3), rstd = v:u(.5, 2, 3), training = true, params = false,
+    residual = false }
+  add { g = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3),
+    training = true, params = true, residual = false }
+  add { g = v:n(v.B, 3, 2), y = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3),
+    weight = v:n(3), training = false, params = true, residual = false }
+  add { g = v:n(v.B, 3, 2), y = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3),
+    h = v:n(v.B, 3, 2), training = true, params = true, residual = true }
 end
 function cases.attention(v, add)
   add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), scale = 0.5 }

@@ -5,7 +5,11 @@
  * and L = 1). Both have loops of their own, so that memory is read in order; other layouts and
  * dtypes go through a copy. Statistics are those of moments.h. Planes are shared out by channels,
  * so that each channel's sums are made by one thread; rows by parts, as many as the sizes say,
- * whose sums are joined in order. */
+ * whose sums are joined in order.
+ *
+ * Where a relu followed, its gradient is taken on the way: a gate says which elements of g count,
+ * by y, or, where nothing was added before the relu, by the normalisation computed again, which is
+ * less to read than y and gives the same bits. */
 #include "copy_views.h"
 #include "norm_rows.h"
 #include "op_args.h"
@@ -21,6 +25,11 @@ enum {
   PARTS = 64 /* of rows; as many as the sizes say, whatever the threads */
 };
 
+/* Which elements of g count: all, or those where the value before the relu was positive, computed
+ * from x, or read from y; KEEP: what is left of g is written where g was; SUM: h is added before.
+ */
+typedef enum Gate { GATE_NONE, GATE_X, GATE_Y, GATE_KEEP, GATE_SUM } Gate;
+
 typedef struct BatchJob {
   int64_t n, channels, inner; /* N, C, L */
   bool rows;
@@ -28,12 +37,15 @@ typedef struct BatchJob {
   char *x, *g, *y;       /* of the compute type, in the layout; y is gx in the backward pass */
   char *residual;        /* is added to y, in the layout; NULL: nothing */
   bool relu;             /* y is cut at 0 then */
+  Gate gate;             /* of g */
+  char *act, *h;         /* y of the forward pass and h, in the layout, where the gate reads them */
   double *mean, *second; /* C each: M2, or the sum of g (x - mean); parts of them one behind the
                             other for rows */
   double *sum;           /* C each: the sum of g */
   int64_t parts;
-  char *shift, *a, *b,
-      *c; /* C each, of the compute type: y = (x - shift) a + b; gx = a g + b (x - shift) + c */
+  /* C each, of the compute type: y = (x - shift) a + b; gx = a g + b (x - shift) + c, and GATE_X is
+   * by (x - shift) scale + bias */
+  char *shift, *a, *b, *c, *scale, *bias;
 } BatchJob;
 
 /* -- Layouts ----------------------------------------------------------------------------------- */
@@ -77,12 +89,13 @@ static char *laid(const BatchJob *j, const View *v, char *base, size_t *used, bo
   return at;
 }
 
-static void bring_home(const BatchJob *j, const View *y) {
+/* What was made at `from` goes to y, if it is not there. */
+static void bring_home(const BatchJob *j, char *from, const View *y) {
   int64_t stride[MF_MAX_DIMS];
-  if (j->y == y->data) return;
+  if (from == y->data) return;
   layout_strides(y, j->rows, stride);
   View dense = *y;
-  dense.data = j->y;
+  dense.data = from;
   dense.stride = stride;
   dense.dtype = j->cls == PW_F64 ? F64 : F32;
   copy_views(&dense, y);
@@ -93,6 +106,8 @@ static size_t prepare(BatchJob *j, const View *x, const View *g, const View *y, 
   size_t used = 0;
   j->residual = NULL;
   j->relu = false;
+  j->gate = GATE_NONE;
+  j->act = j->h = NULL;
   j->n = x->shape[0];
   j->channels = x->shape[1];
   j->inner = shape_numel(x->ndim - 2, x->shape + 2);
@@ -110,8 +125,8 @@ static size_t prepare(BatchJob *j, const View *x, const View *g, const View *y, 
   j->mean = (double *)(void *)scratch_take(base, &used, channels * 8 * (size_t)j->parts);
   j->second = (double *)(void *)scratch_take(base, &used, channels * 8 * (size_t)j->parts);
   j->sum = (double *)(void *)scratch_take(base, &used, channels * 8 * (size_t)j->parts);
-  char **each[] = {&j->shift, &j->a, &j->b, &j->c};
-  for (int k = 0; k < 4; k++) *each[k] = scratch_take(base, &used, channels * 8);
+  char **each[] = {&j->shift, &j->a, &j->b, &j->c, &j->scale, &j->bias};
+  for (int k = 0; k < 6; k++) *each[k] = scratch_take(base, &used, channels * 8);
   return used;
 }
 
@@ -184,58 +199,126 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
     }                                                                                            \
   }
 
-/* The same for the backward pass. */
+/* The same for the backward pass. Gates are constants where these are inlined. */
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 #define BATCH_NORM_BACKWARD(C, T)                                                                  \
+  INLINE lanes_##C gated_lanes_##C(Gate gate, const BatchJob *j, int64_t at, int64_t c) {          \
+    lanes_##C g = LANES_AT(lanes_##C, (const T *)j->g, at), z;                                     \
+    if (gate == GATE_NONE) return g;                                                               \
+    if (gate == GATE_X)                                                                            \
+      z = (LANES_AT(lanes_##C, (const T *)j->x, at) -                                              \
+           LANES_AT(lanes_##C, (const T *)j->shift, c)) *                                          \
+              LANES_AT(lanes_##C, (const T *)j->scale, c) +                                        \
+          LANES_AT(lanes_##C, (const T *)j->bias, c);                                              \
+    else z = LANES_AT(lanes_##C, (const T *)j->act, at);                                           \
+    if (gate == GATE_SUM) g += LANES_AT(lanes_##C, (const T *)j->h, at);                           \
+    g = (lanes_##C)((z > 0) & (__typeof__(z > 0))g);                                               \
+    if (gate >= GATE_KEEP) LANES_PUT(lanes_##C, (T *)j->g, at, g);                                 \
+    return g;                                                                                      \
+  }                                                                                                \
+  INLINE T gated_##C(Gate gate, T g, T y, T x, T shift, T scale, T bias) {                         \
+    if (gate == GATE_NONE) return g;                                                               \
+    return (gate == GATE_X ? (x - shift) * scale + bias : y) > 0 ? g : 0;                          \
+  }                                                                                                \
+  /* n elements of g of channel c from `at` on, gated, in room for CHUNK of them unless all count. \
+   */                                                                                              \
+  static const T *plane_gated_##C(const BatchJob *j, int64_t at, int64_t n, int64_t c,             \
+                                  T *restrict room) {                                              \
+    T *g = (T *)j->g + at;                                                                         \
+    const T *x = (const T *)j->x + at, *y = j->act ? (const T *)j->act + at : NULL,                \
+            *h = j->h ? (const T *)j->h + at : NULL;                                               \
+    T shift = ((const T *)j->shift)[c], scale = ((const T *)j->scale)[c],                          \
+      bias = ((const T *)j->bias)[c];                                                              \
+    if (j->gate == GATE_NONE) return g;                                                            \
+    if (j->gate == GATE_X)                                                                         \
+      for (int64_t i = 0; i < n; i++)                                                              \
+        room[i] = gated_##C(GATE_X, g[i], 0, x[i], shift, scale, bias);                            \
+    else if (j->gate == GATE_SUM)                                                                  \
+      for (int64_t i = 0; i < n; i++) room[i] = gated_##C(GATE_Y, g[i] + h[i], y[i], 0, 0, 0, 0);  \
+    else                                                                                           \
+      for (int64_t i = 0; i < n; i++) room[i] = gated_##C(GATE_Y, g[i], y[i], 0, 0, 0, 0);         \
+    if (j->gate >= GATE_KEEP) memcpy(g, room, sizeof(T) * (size_t)n);                              \
+    return room;                                                                                   \
+  }                                                                                                \
   static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
     const BatchJob *j = arg;                                                                       \
     const T *shift = (const T *)j->shift;                                                          \
+    T room[CHUNK];                                                                                 \
     for (int64_t c = begin; c < end; c++) j->sum[c] = j->second[c] = 0;                            \
     for (int64_t n = 0; n < j->n; n++)                                                             \
-      for (int64_t c = begin; c < end; c++) {                                                      \
-        int64_t at = (n * j->channels + c) * j->inner;                                             \
-        norm_sums_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c],          \
-                          &j->sum[c], &j->second[c]);                                              \
-      }                                                                                            \
+      for (int64_t c = begin; c < end; c++)                                                        \
+        for (int64_t i = 0; i < j->inner; i += CHUNK) {                                            \
+          int64_t at = (n * j->channels + c) * j->inner + i,                                       \
+                  m = j->inner - i < CHUNK ? j->inner - i : CHUNK;                                 \
+          norm_sums_one_##C(m, plane_gated_##C(j, at, m, c, room), (const T *)j->x + at, shift[c], \
+                            &j->sum[c], &j->second[c]);                                            \
+        }                                                                                          \
   }                                                                                                \
-  /* The sums of `wide` vectors' columns over some rows, added to what there is. */                \
-  static inline void tile_sums_##C(int wide, int64_t rows, int64_t step, const T *g, const T *x,   \
-                                   const T *shift, double *sum, double *second) {                  \
+  /* The sums of `wide` vectors' columns, the first c, over some rows, the first of which is at    \
+   * `at`, added to what there is. */                                                              \
+  INLINE void tile_sums_##C(Gate gate, int wide, int64_t rows, const BatchJob *j, int64_t at,      \
+                            int64_t c, double *sum, double *second) {                              \
     enum { V = sizeof(lanes_##C) / sizeof(T) };                                                    \
     lanes_##C s[WIDE] = {{0}}, d[WIDE] = {{0}};                                                    \
-    for (int64_t r = 0; r < rows; r++, g += step, x += step)                                       \
+    for (int64_t r = 0; r < rows; r++, at += j->channels)                                          \
       for (int k = 0; k < wide; k++) {                                                             \
-        lanes_##C v = LANES_AT(lanes_##C, g, k * V);                                               \
+        lanes_##C v = gated_lanes_##C(gate, j, at + c + k * V, c + k * V);                         \
         s[k] += v;                                                                                 \
-        d[k] += v * (LANES_AT(lanes_##C, x, k * V) - LANES_AT(lanes_##C, shift, k * V));           \
+        d[k] += v * (LANES_AT(lanes_##C, (const T *)j->x, at + c + k * V) -                        \
+                     LANES_AT(lanes_##C, (const T *)j->shift, c + k * V));                         \
       }                                                                                            \
     for (int k = 0; k < wide; k++)                                                                 \
       for (int l = 0; l < V; l++)                                                                  \
-        sum[k * V + l] += (double)s[k][l], second[k * V + l] += (double)d[k][l];                   \
+        sum[c + k * V + l] += (double)s[k][l], second[c + k * V + l] += (double)d[k][l];           \
   }                                                                                                \
-  static inline void column_sums_##C(int64_t rows, int64_t step, const T *g, const T *x, T shift,  \
-                                     double *sum, double *second) {                                \
+  /* The sums of one column, of gated elements g and of x, `step` apart. Not inlined, so that      \
+   * gates make no difference to how the compiler does arithmetic. */                                        \
+  static NOINLINE void column_add_##C(int64_t rows, int64_t step, const T *restrict g,             \
+                                      const T *restrict x, T shift, double *sum, double *second) { \
     T s = 0, d = 0;                                                                                \
-    for (int64_t r = 0; r < rows; r++) s += g[r * step], d += g[r * step] * (x[r * step] - shift); \
+    for (int64_t r = 0; r < rows; r++) s += g[r], d += g[r] * (x[r * step] - shift);               \
     *sum += (double)s, *second += (double)d;                                                       \
+  }                                                                                                \
+  INLINE void column_sums_##C(Gate gate, int64_t rows, const BatchJob *j, int64_t at, int64_t c,   \
+                              double *sum, double *second) {                                       \
+    T room[ROWS], shift = ((const T *)j->shift)[c], scale = ((const T *)j->scale)[c],              \
+                  bias = ((const T *)j->bias)[c];                                                  \
+    int64_t step = j->channels;                                                                    \
+    T *g = (T *)j->g + at + c;                                                                     \
+    const T *x = (const T *)j->x + at + c;                                                         \
+    for (int64_t r = 0; r < rows; r++) {                                                           \
+      T y = gate < GATE_Y ? 0 : ((const T *)j->act)[at + c + r * step];                            \
+      T v = g[r * step] + (gate == GATE_SUM ? ((const T *)j->h)[at + c + r * step] : 0);           \
+      room[r] = gated_##C(gate, v, y, x[r * step], shift, scale, bias);                            \
+      if (gate >= GATE_KEEP) g[r * step] = room[r];                                                \
+    }                                                                                              \
+    column_add_##C(rows, step, room, x, shift, &sum[c], &second[c]);                               \
+  }                                                                                                \
+  INLINE void part_sums_##C(Gate gate, const BatchJob *j, int64_t p, double *sum,                  \
+                            double *second) {                                                      \
+    enum { V = sizeof(lanes_##C) / sizeof(T) };                                                    \
+    int64_t step = j->channels;                                                                    \
+    for (int64_t r = part_row(j, p), last = part_row(j, p + 1); r < last; r += ROWS) {             \
+      int64_t rows = last - r < ROWS ? last - r : ROWS, c = 0, at = r * step;                      \
+      for (; c + WIDE * V <= step; c += WIDE * V)                                                  \
+        tile_sums_##C(gate, WIDE, rows, j, at, c, sum, second);                                    \
+      for (; c + V <= step; c += V) tile_sums_##C(gate, 1, rows, j, at, c, sum, second);           \
+      for (; c < step; c++) column_sums_##C(gate, rows, j, at, c, sum, second);                    \
+    }                                                                                              \
   }                                                                                                \
   static void row_sums_##C(int64_t begin, int64_t end, void *arg) {                                \
     const BatchJob *j = arg;                                                                       \
-    enum { V = sizeof(lanes_##C) / sizeof(T) };                                                    \
-    int64_t step = j->channels;                                                                    \
     for (int64_t p = begin; p < end; p++) {                                                        \
-      double *sum = j->sum + p * step, *second = j->second + p * step;                             \
-      memset(sum, 0, sizeof(double) * (size_t)step);                                               \
-      memset(second, 0, sizeof(double) * (size_t)step);                                            \
-      for (int64_t r = part_row(j, p), last = part_row(j, p + 1); r < last; r += ROWS) {           \
-        int64_t rows = last - r < ROWS ? last - r : ROWS, c = 0;                                   \
-        const T *g = (const T *)j->g + r * step, *x = (const T *)j->x + r * step,                  \
-                *shift = (const T *)j->shift;                                                      \
-        for (; c + WIDE * V <= step; c += WIDE * V)                                                \
-          tile_sums_##C(WIDE, rows, step, g + c, x + c, shift + c, sum + c, second + c);           \
-        for (; c + V <= step; c += V)                                                              \
-          tile_sums_##C(1, rows, step, g + c, x + c, shift + c, sum + c, second + c);              \
-        for (; c < step; c++)                                                                      \
-          column_sums_##C(rows, step, g + c, x + c, shift[c], sum + c, second + c);                \
+      double *sum = j->sum + p * j->channels, *second = j->second + p * j->channels;               \
+      memset(sum, 0, sizeof(double) * (size_t)j->channels);                                        \
+      memset(second, 0, sizeof(double) * (size_t)j->channels);                                     \
+      switch (j->gate) {                                                                           \
+        case GATE_NONE: part_sums_##C(GATE_NONE, j, p, sum, second); break;                        \
+        case GATE_X: part_sums_##C(GATE_X, j, p, sum, second); break;                              \
+        case GATE_Y: part_sums_##C(GATE_Y, j, p, sum, second); break;                              \
+        case GATE_KEEP: part_sums_##C(GATE_KEEP, j, p, sum, second); break;                        \
+        case GATE_SUM: part_sums_##C(GATE_SUM, j, p, sum, second); break;                          \
       }                                                                                            \
     }                                                                                              \
   }                                                                                                \
@@ -243,28 +326,51 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
     const BatchJob *j = arg;                                                                       \
     const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b,              \
             *d = (const T *)j->c;                                                                  \
+    T room[CHUNK];                                                                                 \
     for (int64_t k = begin; k < end; k++) {                                                        \
-      int64_t c = k % j->channels, at = k * j->inner;                                              \
-      norm_input_one_##C(j->inner, (const T *)j->g + at, (const T *)j->x + at, shift[c], a[c],     \
-                         b[c], d[c], (T *)j->y + at);                                              \
+      int64_t c = k % j->channels;                                                                 \
+      for (int64_t i = 0; i < j->inner; i += CHUNK) {                                              \
+        int64_t at = k * j->inner + i, n = j->inner - i < CHUNK ? j->inner - i : CHUNK;            \
+        norm_input_one_##C(n, plane_gated_##C(j, at, n, c, room), (const T *)j->x + at, shift[c],  \
+                           a[c], b[c], d[c], (T *)j->y + at);                                      \
+      }                                                                                            \
     }                                                                                              \
+  }                                                                                                \
+  /* n elements of a row from `at` on, the first of channel c, gated, into room. */                \
+  INLINE void row_gated_##C(Gate gate, const BatchJob *j, int64_t at, int64_t c, int64_t n,        \
+                            T *restrict room) {                                                    \
+    const T *restrict shift = (const T *)j->shift + c, *restrict scale = (const T *)j->scale + c,  \
+                      *restrict bias = (const T *)j->bias + c, *restrict g = (const T *)j->g + at, \
+                      *restrict x = (const T *)j->x + at,                                          \
+                      *restrict y = (const T *)(gate == GATE_Y ? j->act : j->x) + at;              \
+    for (int64_t i = 0; i < n; i++)                                                                \
+      room[i] = gated_##C(gate, g[i], y[i], x[i], shift[i], scale[i], bias[i]);                    \
+  }                                                                                                \
+  static NOINLINE void row_linear_##C(int64_t n, const T *restrict g, const T *restrict x,         \
+                                      const T *restrict shift, const T *restrict a,                \
+                                      const T *restrict b, const T *restrict d, T *restrict gx) {  \
+    for (int64_t i = 0; i < n; i++) gx[i] = a[i] * g[i] + (b[i] * (x[i] - shift[i]) + d[i]);       \
   }                                                                                                \
   static void row_input_##C(int64_t begin, int64_t end, void *arg) {                               \
     const BatchJob *j = arg;                                                                       \
-    const T *restrict shift = (const T *)j->shift, *restrict a = (const T *)j->a,                  \
-                      *restrict b = (const T *)j->b, *restrict d = (const T *)j->c;                \
-    for (int64_t r = begin; r < end; r++) {                                                        \
-      const T *restrict g = (const T *)j->g + r * j->channels, *restrict x = (const T *)j->x +     \
-                                                                             r * j->channels;      \
-      T *restrict gx = (T *)j->y + r * j->channels;                                                \
-      for (int64_t c = 0; c < j->channels; c++)                                                    \
-        gx[c] = a[c] * g[c] + (b[c] * (x[c] - shift[c]) + d[c]);                                   \
-    }                                                                                              \
+    T room[CHUNK];                                                                                 \
+    for (int64_t r = begin; r < end; r++)                                                          \
+      for (int64_t c = 0; c < j->channels; c += CHUNK) {                                           \
+        int64_t at = r * j->channels + c, n = j->channels - c < CHUNK ? j->channels - c : CHUNK;   \
+        const T *g = j->gate == GATE_NONE ? (const T *)j->g + at : room;                           \
+        if (j->gate == GATE_X) row_gated_##C(GATE_X, j, at, c, n, room);                           \
+        else if (j->gate == GATE_Y) row_gated_##C(GATE_Y, j, at, c, n, room);                      \
+        row_linear_##C(n, g, (const T *)j->x + at, (const T *)j->shift + c, (const T *)j->a + c,   \
+                       (const T *)j->b + c, (const T *)j->c + c, (T *)j->y + at);                  \
+      }                                                                                            \
   }                                                                                                \
   static void set_channel_##C(const BatchJob *j, int64_t i, double shift, double a, double b,      \
                               double c) {                                                          \
     ((T *)j->shift)[i] = (T)shift, ((T *)j->a)[i] = (T)a, ((T *)j->b)[i] = (T)b,                   \
         ((T *)j->c)[i] = (T)c;                                                                     \
+  }                                                                                                \
+  static void set_gate_##C(const BatchJob *j, int64_t i, double scale, double bias) {              \
+    ((T *)j->scale)[i] = (T)scale, ((T *)j->bias)[i] = (T)bias;                                    \
   }
 BATCH_NORM(f32, float)
 BATCH_NORM(f64, double)
@@ -369,13 +475,13 @@ static int normalise(BatchJob *j, const OpCall *c, bool training, double momentu
                (1 - momentum) * item(running_var, i) + momentum * (j->second[i] / (count - 1)));
     }
     set_item(&c->out[1], i, mean);
-    set_item(&c->out[2], i, rstd);
-    set_channel(j, i, mean, rstd * (view_absent(w) ? 1 : item(w, i)),
+    set_item(&c->out[2], i, rstd); /* as rounded: the gradient computes y from it again */
+    set_channel(j, i, mean, item(&c->out[2], i) * (view_absent(w) ? 1 : item(w, i)),
                 view_absent(b) ? 0 : item(b, i), 0);
   }
   if (count == 0 || j->channels == 0) return 0;
   run_each(j, plane_apply_f32, plane_apply_f64, row_apply_f32, row_apply_f64);
-  bring_home(j, &c->out[0]);
+  bring_home(j, j->y, &c->out[0]);
   return 0;
 }
 
@@ -482,29 +588,35 @@ static size_t batch_norm_backward_scratch(const OpCall *c) {
   return prepare(&j, &c->in[1], &c->in[0], &c->out[0], NULL);
 }
 
+/* The backward pass of a job whose gate is set. */
+static int back(BatchJob *j, const OpCall *c, const View *mean, const View *rstd, const View *w,
+                bool training, bool params) {
+  double count = (double)(j->n * j->inner);
+  bool sums = training || params || j->gate >= GATE_KEEP;
+  for (int64_t i = 0; i < j->channels; i++) set_channel(j, i, item(mean, i), 0, 0, 0);
+  memset(j->sum, 0, sizeof(double) * (size_t)(j->channels * j->parts));
+  memset(j->second, 0, sizeof(double) * (size_t)(j->channels * j->parts));
+  if (sums && count) run_parts(j, plane_sums_f32, plane_sums_f64, row_sums_f32, row_sums_f64);
+  if (j->gate >= GATE_KEEP) j->gate = GATE_NONE;
+  for (int64_t i = 0; i < j->channels; i++) {
+    double sum = 0, second = 0, r = item(rstd, i), scale = r * (view_absent(w) ? 1 : item(w, i));
+    for (int64_t p = 0; p < j->parts; p++)
+      sum += j->sum[p * j->channels + i], second += j->second[p * j->channels + i];
+    if (params) set_item(&c->out[1], i, second * r), set_item(&c->out[2], i, sum);
+    if (!training) sum = second = 0;
+    set_channel(j, i, item(mean, i), scale, -scale * r * r * second / count, -scale * sum / count);
+  }
+  if (count == 0 || j->channels == 0) return 0;
+  run_each(j, plane_input_f32, plane_input_f64, row_input_f32, row_input_f64);
+  bring_home(j, j->y, &c->out[0]);
+  return 0;
+}
+
 static int batch_norm_backward_cpu(const OpCall *c) {
   const struct batch_norm_backward_args *a = c->args;
-  const View *mean = &c->in[2], *rstd = &c->in[3], *w = &c->in[4];
   BatchJob j;
   prepare(&j, &c->in[1], &c->in[0], &c->out[0], c->scratch);
-  double count = (double)(j.n * j.inner);
-  bool sums = a->training || a->params;
-  for (int64_t i = 0; i < j.channels; i++) set_channel(&j, i, item(mean, i), 0, 0, 0);
-  memset(j.sum, 0, sizeof(double) * (size_t)(j.channels * j.parts));
-  memset(j.second, 0, sizeof(double) * (size_t)(j.channels * j.parts));
-  if (sums && count) run_parts(&j, plane_sums_f32, plane_sums_f64, row_sums_f32, row_sums_f64);
-  for (int64_t i = 0; i < j.channels; i++) {
-    double sum = 0, second = 0, r = item(rstd, i), scale = r * (view_absent(w) ? 1 : item(w, i));
-    for (int64_t p = 0; p < j.parts; p++)
-      sum += j.sum[p * j.channels + i], second += j.second[p * j.channels + i];
-    if (a->params) set_item(&c->out[1], i, second * r), set_item(&c->out[2], i, sum);
-    if (!a->training) sum = second = 0;
-    set_channel(&j, i, item(mean, i), scale, -scale * r * r * second / count, -scale * sum / count);
-  }
-  if (count == 0 || j.channels == 0) return 0;
-  run_each(&j, plane_input_f32, plane_input_f64, row_input_f32, row_input_f64);
-  bring_home(&j, &c->out[0]);
-  return 0;
+  return back(&j, c, &c->in[2], &c->in[3], &c->in[4], a->training, a->params);
 }
 
 static int batch_norm_backward_sbp(SbpAsk *q) {
@@ -529,3 +641,81 @@ OP(batch_norm_backward,
        "bool params) -> (Tensor x, Tensor weight, Tensor bias)",
    .flags = OP_HIDDEN, .sbp_rule = batch_norm_backward_sbp, .infer = batch_norm_backward_infer,
    .cpu = batch_norm_backward_cpu, .scratch = batch_norm_backward_scratch)
+
+/* -- Backward, of what a relu followed --------------------------------------------------------- */
+
+static size_t gate_prepare(BatchJob *j, const OpCall *c) {
+  const struct batch_norm_act_backward_args *a = c->args;
+  const View *y = &c->in[1], *h = &c->in[7];
+  size_t used = scratch_aligned(prepare(j, &c->in[2], &c->in[0], &c->out[0], c->scratch));
+  j->act = view_absent(y) ? NULL : laid(j, y, c->scratch, &used, true);
+  j->h = view_absent(h) ? NULL : laid(j, h, c->scratch, &used, true);
+  j->gate = view_absent(y) ? GATE_X : !a->residual ? GATE_Y : view_absent(h) ? GATE_KEEP : GATE_SUM;
+  return used;
+}
+
+static size_t batch_norm_act_backward_scratch(const OpCall *c) {
+  BatchJob j;
+  OpCall asking = *c;
+  asking.scratch = NULL;
+  return gate_prepare(&j, &asking);
+}
+
+static int batch_norm_act_backward_cpu(const OpCall *c) {
+  const struct batch_norm_act_backward_args *a = c->args;
+  const View *mean = &c->in[3], *rstd = &c->in[4], *w = &c->in[5], *b = &c->in[6];
+  BatchJob j;
+  gate_prepare(&j, c);
+  for (int64_t i = 0; i < j.channels && j.gate == GATE_X; i++) {
+    double scale = item(rstd, i) * (view_absent(w) ? 1 : item(w, i));
+    double bias = view_absent(b) ? 0 : item(b, i);
+    if (j.cls == PW_F32) set_gate_f32(&j, i, scale, bias);
+    else set_gate_f64(&j, i, scale, bias);
+  }
+  int rc = back(&j, c, mean, rstd, w, a->training, a->params);
+  if (!rc && a->residual) bring_home(&j, j.g, &c->in[0]);
+  return rc;
+}
+
+static int batch_norm_act_backward_infer(Infer *I) {
+  const struct batch_norm_act_backward_args *a = I->args;
+  const Meta *x = I->in[2];
+  int64_t none[1] = {0};
+  I->n_in = 7;
+  int rc = check_operands(I, 2, 3);
+  I->n_in = 8;
+  if (!rc) rc = infer_want_same_shape(I, 0, 2);
+  if (!rc) rc = infer_want_same_dtype(I, 0, 2);
+  if (!rc && I->in[1]) rc = infer_want_same_shape(I, 1, 2);
+  if (!rc && I->in[1]) rc = infer_want_same_dtype(I, 1, 2);
+  if (!rc && a->residual && !I->in[1])
+    rc = infer_error(I, "y is missing, which is needed for the residual's gradient");
+  if (!rc && I->in[7]) rc = infer_want_same_shape(I, 7, 2);
+  if (!rc && I->in[7]) rc = infer_want_same_dtype(I, 7, 2);
+  if (!rc && I->in[7] && !a->residual)
+    rc = infer_error(I, "h is given, which only residual adds to g");
+  if (!rc) rc = infer_like(I, 2, (DType)x->dtype);
+  DType t = (DType)(I->in[5] ? I->in[5] : x)->dtype;
+  for (int k = 0; k < 2 && !rc; k++) rc = infer_shape(I, t, 1, a->params ? &x->shape[1] : none);
+  return rc;
+}
+
+static int batch_norm_act_backward_sbp(SbpAsk *q) {
+  const struct batch_norm_act_backward_args *a = q->args;
+  return sbp_notation(
+      q, a->params ? "N c ...!, N c ...!, N c ...!, c, c, c, c, N c ...! -> N c ...!, c, c"
+                   : "N c ...!, N c ...!, N c ...!, c, c, c, c, N c ...! -> N c ...!, E, E");
+}
+
+/* batch_norm_backward behind a relu: of g only the elements count for which y, or without y what
+ * batch_norm gave, is positive. With `residual` h is added to g
+ * before, and what counts is left in g: the gradient of what was added before the relu. Made by the
+ * compiler for graphs whose gradients are there already. */
+OP(batch_norm_act_backward,
+   .signature =
+       "batch_norm_act_backward(Tensor! g, Tensor? y, Tensor x, Tensor mean, Tensor rstd, Tensor? "
+       "weight, Tensor? bias, Tensor? h, bool training, bool params, bool residual) -> (Tensor x, "
+       "Tensor weight, Tensor bias)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = batch_norm_act_backward_sbp,
+   .infer = batch_norm_act_backward_infer, .cpu = batch_norm_act_backward_cpu,
+   .scratch = batch_norm_act_backward_scratch)

@@ -23,6 +23,7 @@ enum { LIMIT = 1 << 20, X = 0, W, Y, BIAS, PARTS };
 typedef struct Window {
   const int64_t *stride, *padding, *dilation;
   int64_t groups;
+  bool relu; /* of the result */
 } Window;
 
 typedef struct Part {
@@ -72,6 +73,7 @@ static void scheme_dnn(Scheme *s, const OpCall *c, DnnConvKind kind, const Windo
   s->conv = (DnnConv){.kind = kind,
                       .type = s->compute == BF16 ? DNN_BF16 : DNN_F32,
                       .bias = s->part[BIAS].used,
+                      .relu = w->relu,
                       .x_last = s->part[X].last,
                       .w_last = s->part[W].last,
                       .y_last = s->part[Y].last,
@@ -200,11 +202,17 @@ static void plain_weight(int64_t begin, int64_t end, void *arg) { /* over oc */
   }
 }
 
+static void plain_relu(int64_t begin, int64_t end, void *arg) {
+  const Plain *p = arg;
+  for (int64_t i = begin; i < end; i++) p->y[i] = p->y[i] < 0 ? 0 : p->y[i];
+}
+
 static void plain_run(const DnnConv *d, void *const *data) {
   Plain p = {.d = d, .x = data[X], .w = data[W], .bias = data[BIAS], .y = data[Y]};
   if (d->kind == DNN_CONV) mf_parallel(d->n * d->oc, 1, plain_forward, &p);
   else if (d->kind == DNN_CONV_INPUT) mf_parallel(d->n * d->ic, 1, plain_input, &p);
   else mf_parallel(d->oc, 1, plain_weight, &p);
+  if (d->relu) mf_parallel(d->n * d->oc * d->oh * d->ow, 1 << 14, plain_relu, &p);
 }
 
 /* -- Running ----------------------------------------------------------------------------------- */
@@ -221,8 +229,8 @@ static View part_copy(const Scheme *s, int k, char *scratch, int64_t *strides) {
   return v;
 }
 
-/* Without input, weights or output: zero, or the bias. */
-static void run_empty(const Scheme *s) {
+/* Without input, weights or output: zero, or the bias, cut at zero where `relu`. */
+static void run_empty(const Scheme *s, bool relu) {
   int64_t none[4] = {0};
   for (int k = 0; k < PARTS; k++) {
     const Part *p = &s->part[k];
@@ -233,7 +241,16 @@ static void run_empty(const Scheme *s) {
     View bias = s->part[BIAS].image.view; /* (oc) seen as (n, oc, oh, ow) */
     none[1] = bias.stride[0];
     bias.ndim = 4, bias.shape = p->image.shape, bias.stride = none;
-    copy_views(&bias, &p->image.view);
+    if (!relu) copy_views(&bias, &p->image.view);
+    for (int64_t o = 0; relu && o < p->image.shape[1]; o++) {
+      View one = bias, y = p->image.view;
+      int64_t shape[4] = {y.shape[0], 1, y.shape[2], y.shape[3]};
+      size_t size = dtype_size((DType)y.dtype);
+      one.data = (char *)bias.data + o * none[1] * (int64_t)size;
+      y.data = (char *)y.data + o * y.stride[1] * (int64_t)size;
+      one.shape = y.shape = shape;
+      if (dtype_get_f64((DType)one.dtype, one.data) > 0) copy_views(&one, &y);
+    }
   }
 }
 
@@ -242,7 +259,7 @@ static int conv_run(const OpCall *c, DnnConvKind kind, const Window *window, con
   Scheme s;
   scheme_set(&s, c, kind, window, x, w, bias, y);
   if (scheme_is_empty(&s)) {
-    run_empty(&s);
+    run_empty(&s, window->relu);
     return 0;
   }
   void *data[PARTS] = {NULL};
@@ -320,7 +337,7 @@ static int64_t out_size(int64_t in, int64_t kernel, const Window *w, int k) {
 }
 
 static Window conv2d_window(const struct conv2d_args *a) {
-  return (Window){a->stride, a->padding, a->dilation, a->groups};
+  return (Window){a->stride, a->padding, a->dilation, a->groups, false};
 }
 
 static int conv2d_infer(Infer *I) {
@@ -393,10 +410,58 @@ OP(conv2d,
    .sbp_rule = conv2d_sbp, .linear = "x|w", .infer = conv2d_infer, .cpu = conv2d_cpu,
    .scratch = conv2d_scratch, .flops = conv2d_flops)
 
+/* -- Followed by a relu ------------------------------------------------------------------------ */
+
+static struct conv2d_args act_args(const struct conv2d_act_args *a) {
+  return (struct conv2d_args){.stride = {a->stride[0], a->stride[1]},
+                              .padding = {a->padding[0], a->padding[1]},
+                              .dilation = {a->dilation[0], a->dilation[1]},
+                              .groups = a->groups};
+}
+
+static Window conv2d_act_window(const struct conv2d_act_args *a) {
+  return (Window){a->stride, a->padding, a->dilation, a->groups, true};
+}
+
+static int conv2d_act_infer(Infer *I) {
+  struct conv2d_args plain = act_args(I->args);
+  void *args = I->args;
+  I->args = &plain;
+  int rc = conv2d_infer(I);
+  I->args = args;
+  return rc;
+}
+
+static size_t conv2d_act_scratch(const OpCall *c) {
+  Window w = conv2d_act_window(c->args);
+  return conv_scratch(c, DNN_CONV, &w, &c->in[0], &c->in[1], &c->in[2], &c->out[0]);
+}
+
+static int conv2d_act_cpu(const OpCall *c) {
+  Window w = conv2d_act_window(c->args);
+  return conv_run(c, DNN_CONV, &w, &c->in[0], &c->in[1], &c->in[2], &c->out[0]);
+}
+
+static int conv2d_act_sbp(SbpAsk *q) {
+  const struct conv2d_act_args *a = q->args;
+  return sbp_notation(
+      q, a->groups == 1 ? "n C H W, o C K L, o -> n o H W" : "n C H W, O G K L, O -> n O H W");
+}
+
+/* conv2d, of which max(y, 0) is kept. Made by the compiler for graphs whose gradients are there
+ * already. */
+OP(conv2d_act,
+   .signature =
+       "conv2d_act(Tensor x, Tensor w, Tensor? b=None, *, int[2] stride=1, int[2] padding=0, "
+       "int[2] dilation=1, "
+       "int groups=1) -> Tensor",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = conv2d_act_sbp, .infer = conv2d_act_infer,
+   .cpu = conv2d_act_cpu, .scratch = conv2d_act_scratch, .flops = conv2d_flops)
+
 /* -- The input's gradient ---------------------------------------------------------------------- */
 
 static Window conv2d_input_window(const struct conv2d_input_args *a) {
-  return (Window){a->stride, a->padding, a->dilation, a->groups};
+  return (Window){a->stride, a->padding, a->dilation, a->groups, false};
 }
 
 static int conv2d_input_infer(Infer *I) {
@@ -446,7 +511,7 @@ OP(conv2d_input,
 /* -- The weights' and the bias's gradients ----------------------------------------------------- */
 
 static Window conv2d_weight_window(const struct conv2d_weight_args *a) {
-  return (Window){a->stride, a->padding, a->dilation, a->groups};
+  return (Window){a->stride, a->padding, a->dilation, a->groups, false};
 }
 
 /* The next output: like w, in w's memory format. */
@@ -499,7 +564,7 @@ OP(conv2d_weight,
    .cpu = conv2d_weight_cpu, .scratch = conv2d_weight_scratch, .flops = conv2d_weight_flops)
 
 static Window conv2d_weight_bias_window(const struct conv2d_weight_bias_args *a) {
-  return (Window){a->stride, a->padding, a->dilation, a->groups};
+  return (Window){a->stride, a->padding, a->dilation, a->groups, false};
 }
 
 static int conv2d_weight_bias_infer(Infer *I) {

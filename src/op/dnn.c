@@ -453,6 +453,23 @@ static dnnl_alg_kind_t act_alg(DnnAct a) {
                          : dnnl_eltwise_gelu_tanh;
 }
 
+/* The cache's attributes, with what follows a product; NULL: there is no memory. The caller
+ * destroys them where they are others. */
+static dnnl_primitive_attr_t attr_with(DnnCache *c, DnnAct act) {
+  dnnl_primitive_attr_t attr;
+  dnnl_post_ops_t ops;
+  if (act == DNN_NONE) return c->attr;
+  if (dnnl_primitive_attr_clone(&attr, c->attr) != dnnl_success) return NULL;
+  if (dnnl_post_ops_create(&ops) == dnnl_success) {
+    post_act(ops, act_alg(act));
+    bool set = dnnl_primitive_attr_set_post_ops(attr, ops) == dnnl_success;
+    dnnl_post_ops_destroy(ops);
+    if (set) return attr;
+  }
+  dnnl_primitive_attr_destroy(attr);
+  return NULL;
+}
+
 static bool matmul_build(DnnCache *c, Plan *p, const void *description) {
   const DnnMatmul *d = description;
   static const int64_t none[DNN_MAX_BATCH_DIMS];
@@ -462,16 +479,8 @@ static bool matmul_build(DnnCache *c, Plan *p, const void *description) {
       !matmul_operand(p, DNNL_ARG_DST, t, d, d->c_batch, d->m, d->n, d->c_m, 1) ||
       (d->bias && !matmul_operand(p, DNNL_ARG_BIAS, dnnl_f32, d, none, 1, d->n, d->n, 1)))
     return false;
-  dnnl_primitive_attr_t attr = c->attr;
-  if (d->act != DNN_NONE) {
-    dnnl_post_ops_t ops;
-    if (dnnl_primitive_attr_clone(&attr, c->attr) != dnnl_success) return false;
-    if (dnnl_post_ops_create(&ops) == dnnl_success) {
-      post_act(ops, act_alg(d->act));
-      dnnl_primitive_attr_set_post_ops(attr, ops);
-      dnnl_post_ops_destroy(ops);
-    }
-  }
+  dnnl_primitive_attr_t attr = attr_with(c, d->act);
+  if (!attr) return false;
   dnnl_status_t s =
       matmul_create(&p->pd, c->engine, REF(p->operand[0].user), REF(p->operand[1].user),
                     d->bias ? REF(p->operand[3].user) : NULL, REF(p->operand[2].user), attr);
@@ -524,7 +533,7 @@ static void conv_key(Key *k, const DnnConv *d) {
   k->n = 0;
   key_add(k, 2 | (int64_t)d->type << 8 | (int64_t)d->kind << 16 | (int64_t)d->bias << 24 |
                  (int64_t)d->x_last << 25 | (int64_t)d->w_last << 26 | (int64_t)d->y_last << 27 |
-                 (int64_t)thread_count() << 32);
+                 (int64_t)d->relu << 28 | (int64_t)thread_count() << 32);
   key_add_list(
       k, 10, (int64_t[]){d->n, d->ic, d->ih, d->iw, d->oc, d->oh, d->ow, d->kh, d->kw, d->groups});
   key_add_list(k, 2, d->stride);
@@ -589,9 +598,12 @@ static dnnl_status_t conv_describe(DnnCache *c, Plan *p, const DnnConv *d, ConvL
   if (d->kind != DNN_CONV)
     s = conv_create(&hint, c->engine, DNN_CONV, REF(l->x), REF(l->w), bias, REF(l->y), stride,
                     dilation, padding, NULL, c->attr);
+  dnnl_primitive_attr_t attr = attr_with(c, d->relu ? DNN_RELU : DNN_NONE);
+  if (!attr) s = dnnl_out_of_memory;
   if (s == dnnl_success)
     s = conv_create(&p->pd, c->engine, d->kind, REF(l->x), REF(l->w), bias, REF(l->y), stride,
-                    dilation, padding, hint, c->attr);
+                    dilation, padding, hint, attr);
+  if (attr && attr != c->attr) dnnl_primitive_attr_destroy(attr);
   if (hint) dnnl_primitive_desc_destroy(hint);
   return s;
 }

@@ -61,7 +61,7 @@ typedef enum DnnConvKind {
 typedef struct DnnConv {
   DnnConvKind kind;
   DnnType type;
-  bool bias, x_last, w_last, y_last;
+  bool bias, relu, x_last, w_last, y_last; /* relu: of y, where that is made */
   int64_t n, ic, ih, iw, oc, oh, ow, kh, kw, groups;
   int64_t stride[2], padding[2], dilation[2];
 } DnnConv;

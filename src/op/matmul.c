@@ -9,6 +9,8 @@
  * An operand is copied into scratch, dense and converted, only where its dtype asks for it or
  * neither of its last two strides is 1. Scratch holds a's copy, b's copy, the bias, the result
  * when it is converted, then oneDNN's own. */
+#include <math.h>
+
 #include "copy_views.h"
 #include "cpuid.h"
 #include "dnn.h"
@@ -155,10 +157,11 @@ static bool is_small(const Product *p) {
   return work <= SMALL_WORK;
 }
 
-static void scheme_dnn(Scheme *s) {
+static void scheme_dnn(Scheme *s, DnnAct act) {
   Product *p = &s->p;
   DnnMatmul *d = &s->dnn;
   *d = (DnnMatmul){.type = s->compute == BF16 ? DNN_BF16 : DNN_F32,
+                   .act = act,
                    .bias = s->bias != NULL,
                    .batch_ndim = p->nb < DNN_BATCH ? p->nb : DNN_BATCH,
                    .m = p->m,
@@ -180,7 +183,7 @@ static void scheme_dnn(Scheme *s) {
 /* Depends on shapes and strides alone. With k = 0, or no output elements, there is no product and
  * nothing is needed. */
 static void scheme_set(Scheme *s, const OpCall *c, Kind kind, const View *a, const View *b,
-                       const View *bias) {
+                       const View *bias, DnnAct act) {
   const View *out = &c->out[0];
   Product *p = &s->p;
   s->total = 0;
@@ -207,7 +210,7 @@ static void scheme_set(Scheme *s, const OpCall *c, Kind kind, const View *a, con
   if (s->copy_bias) s->at_bias = room(s, p->n, bias_type);
   if (s->copy_c) s->at_c = room(s, view_numel(out), s->compute);
   if (!is_dnn(s) || (s->compute == F32 && is_small(p))) return;
-  scheme_dnn(s);
+  scheme_dnn(s, act);
   DnnCache *cache = dnn_cache(c->stream->device);
   s->at_dnn = s->total;
   if (cache) s->total += dnn_matmul_scratch(cache, &s->dnn);
@@ -235,9 +238,27 @@ static void small_f32(const Product *p, const float *a, const float *b, const fl
 ADD_BIAS(add_bias_f64, double)
 ADD_BIAS(add_bias_i64, uint64_t)
 
+static double act_of(double x, DnnAct act) {
+  const double root = 0.70710678118654752440, scale = 0.79788456080286535588;
+  if (act == DNN_RELU) return x < 0 ? 0 : x;
+  if (act == DNN_GELU) return 0.5 * x * (1 + erf(x * root));
+  if (act == DNN_GELU_TANH) return 0.5 * x * (1 + tanh(scale * (x + 0.044715 * x * x * x)));
+  return x;
+}
+
+/* The activation of what oneDNN did not make: rows of cm elements, n of which count. */
+static void act_rows(const Product *p, DnnAct act, DType t, char *c) {
+  size_t size = dtype_size(t);
+  for (int64_t i = 0; act != DNN_NONE && i < p->m; i++)
+    for (int64_t j = 0; j < p->n; j++) {
+      char *at = c + (size_t)(i * p->cm + j) * size;
+      dtype_set_f64(t, at, act_of(dtype_get_f64(t, at), act));
+    }
+}
+
 /* The innermost part: `inner` batch dims with their matrices, from these addresses. */
 static int run_part(const Scheme *s, DnnCache *cache, const char *a, const char *b,
-                    const void *bias, char *c, char *scratch) {
+                    const void *bias, char *c, char *scratch, DnnAct act) {
   const Product *p = &s->p;
   if (s->compute == F64) {
     gemm_f64(p->m, p->k, p->n, a, p->am, p->ak, b, p->bk, p->bn, c, p->cm, 1);
@@ -250,11 +271,12 @@ static int run_part(const Scheme *s, DnnCache *cache, const char *a, const char 
   } else {
     small_f32(p, (const float *)a, (const float *)b, bias, (float *)c);
   }
+  act_rows(p, act, s->compute, c);
   return 0;
 }
 
 static int run_batches(const Scheme *s, DnnCache *cache, const char *a, const char *b,
-                       const void *bias, char *c, char *scratch) {
+                       const void *bias, char *c, char *scratch, DnnAct act) {
   const Product *p = &s->p;
   int outer = p->nb - (cache ? s->dnn.batch_ndim : 0);
   int64_t size = (int64_t)dtype_size(s->compute), n = shape_numel(outer, p->batch);
@@ -265,7 +287,8 @@ static int run_batches(const Scheme *s, DnnCache *cache, const char *a, const ch
       rest /= p->batch[d];
       at_a += x * p->sa[d], at_b += x * p->sb[d], at_c += x * p->sc[d];
     }
-    int rc = run_part(s, cache, a + at_a * size, b + at_b * size, bias, c + at_c * size, scratch);
+    int rc =
+        run_part(s, cache, a + at_a * size, b + at_b * size, bias, c + at_c * size, scratch, act);
     if (rc) return rc;
   }
   return 0;
@@ -291,15 +314,19 @@ static const char *operand(const Scheme *s, const Side *side, const View *v, cha
   return to.data;
 }
 
-static int product_run(const OpCall *c, Kind kind, const View *a, const View *b, const View *bias) {
+static int product_act(const OpCall *c, Kind kind, const View *a, const View *b, const View *bias,
+                       DnnAct act) {
   Scheme s;
-  scheme_set(&s, c, kind, a, b, bias);
+  scheme_set(&s, c, kind, a, b, bias, act);
   const View *out = &c->out[0];
   int64_t strides[MF_MAX_DIMS];
   if (view_numel(out) == 0) return 0;
   if (s.p.k == 0) {
     memset(out->data, 0, (size_t)view_numel(out) * dtype_size((DType)out->dtype));
-    return s.bias ? copy_views(s.bias, out) : 0;
+    int rc = s.bias ? copy_views(s.bias, out) : 0;
+    Product all = {.m = 1, .n = view_numel(out)};
+    if (!rc) act_rows(&all, act, (DType)out->dtype, out->data);
+    return rc;
   }
   bool dnn = is_dnn(&s) && !(s.compute == F32 && is_small(&s.p));
   DnnCache *cache = dnn ? dnn_cache(c->stream->device) : NULL;
@@ -313,16 +340,20 @@ static int product_run(const OpCall *c, Kind kind, const View *a, const View *b,
     pbias = to.data;
   }
   char *pc = s.copy_c ? (char *)c->scratch + s.at_c : out->data;
-  int rc = run_batches(&s, cache, pa, pb, pbias, pc, c->scratch);
+  int rc = run_batches(&s, cache, pa, pb, pbias, pc, c->scratch, act);
   if (rc || !s.copy_c) return rc;
   View from = dense_view(pc, out, s.compute, strides);
   return copy_views(&from, out);
 }
 
+static int product_run(const OpCall *c, Kind kind, const View *a, const View *b, const View *bias) {
+  return product_act(c, kind, a, b, bias, DNN_NONE);
+}
+
 static size_t product_scratch(const OpCall *c, Kind kind, const View *a, const View *b,
                               const View *bias) {
   Scheme s;
-  scheme_set(&s, c, kind, a, b, bias);
+  scheme_set(&s, c, kind, a, b, bias, DNN_NONE);
   return s.total;
 }
 
@@ -521,6 +552,36 @@ static int linear_cpu(const OpCall *c) {
 OP(linear, .signature = "linear(Tensor x, Tensor w, Tensor? b=None) -> Tensor",
    .sbp = "... k, n k, + n -> ... n", .linear = "x|w", .infer = linear_infer, .cpu = linear_cpu,
    .scratch = linear_scratch, .flops = matmul_flops)
+
+/* -- Followed by an activation ----------------------------------------------------------------- */
+
+static const DnnAct linear_acts[] = {DNN_RELU, DNN_GELU, DNN_GELU_TANH};
+
+static int linear_act_infer(Infer *I) {
+  int rc = infer_want_float(I, 0);
+  return rc ? rc : linear_infer(I);
+}
+
+static size_t linear_act_scratch(const OpCall *c) {
+  const struct linear_act_args *a = c->args;
+  Scheme s;
+  scheme_set(&s, c, TRANSPOSED, &c->in[0], &c->in[1], &c->in[2], linear_acts[a->act]);
+  return s.total;
+}
+
+static int linear_act_cpu(const OpCall *c) {
+  const struct linear_act_args *a = c->args;
+  return product_act(c, TRANSPOSED, &c->in[0], &c->in[1], &c->in[2], linear_acts[a->act]);
+}
+
+/* linear, then an activation: gelu by the error function, or gelu_tanh by its usual approximation.
+ * Made by the compiler for graphs whose gradients are there already. */
+OP(linear_act,
+   .signature =
+       "linear_act(Tensor x, Tensor w, Tensor? b=None, *, str(relu|gelu|gelu_tanh) act=relu) -> "
+       "Tensor",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp = "... K, n K, n -> ... n", .infer = linear_act_infer,
+   .cpu = linear_act_cpu, .scratch = linear_act_scratch, .flops = matmul_flops)
 
 static int linear_weight_infer(Infer *I) {
   const Meta *g = I->in[0], *x = I->in[1];

@@ -1,16 +1,22 @@
-/* batch_norm, a sum with a tensor of its shape, and relu become one batch_norm_act.
+/* batch_norm, a sum with a tensor of its shape, and relu become one batch_norm_act; relu_backward
+ * and batch_norm_backward one batch_norm_act_backward.
  *
  * Why: the normalisation writes y, the sum reads it with the residual and writes it, relu reads and
  * writes it again; each costs the memory's time, and the network has one such chain for each
  * convolution. Together y is written once. Backward passes read only x, the statistics and what the
- * last of the chain gave, so that nothing else needs the values in between.
+ * last of the chain gave, so that nothing else needs the values in between. Of the gradient:
+ * without a residual the kernel computes again which elements the relu let through, so that neither
+ * y is read nor the gate's result written; with one, the gate's result is the residual's gradient
+ * too, and the sum that gives the gradient, that of what comes through the block and what goes past
+ * it, is taken on the way.
  *
  * It gets any graph. A chain is taken where each value in it has one reader, which is the next of
  * the chain, and dtypes are those that the kernel computes in, so that no rounding is left out and
  * all values stay equal bit for bit; and where nothing between the batch_norm and the chain's end
- * reads the statistics, since the new node stands at the end, where the residual is known. One walk
- * in order, which only takes nodes away: it ends, in linear time but for the way along each chain.
- */
+ * reads the statistics, since the new node stands at the end, where the residual is known. The
+ * backward of a chain is taken where its relu_backward reads what the chain gave, and nothing else
+ * reads the gradient that comes in. Two walks in order, which only take nodes away: it ends, in
+ * linear time but for the way along each chain. */
 #include <string.h>
 
 #include "op_args.h"
@@ -94,8 +100,109 @@ static void replace(Graph *g, GraphNode *norm, GraphNode *sum, GraphValue *resid
   if (relu) graph_remove(g, relu);
 }
 
-void pass_fuse_norm(Graph *g, const PassSettings *settings) {
-  (void)settings;
+/* -- Backward ---------------------------------------------------------------------------------- */
+
+/* What becomes one node, and the node that gave y. */
+typedef struct Back {
+  GraphNode *norm, *relu, *sum; /* batch_norm_backward, relu_backward, and the add before or NULL */
+  const GraphNode *act;
+  bool residual; /* others read relu_backward's result */
+} Back;
+
+/* Whether norm is the backward of act, of which relu_backward has y. */
+static bool is_back_of(const GraphNode *norm, const GraphNode *act) {
+  const struct batch_norm_backward_args *b = norm->args;
+  const struct batch_norm_act_args *a = act->args;
+  return a->relu && a->training == b->training && act->in[0] == norm->in[1] &&
+         norm->in[2] == &act->out[1] && norm->in[3] == &act->out[2] && act->in[3] == norm->in[4];
+}
+
+/* Whether one node alone reads v, so that it may write there. */
+static bool is_own(const GraphValue *v) {
+  return v->node->kind == GRAPH_OP && !(v->node->op->spec[0]->flags & OP_VIEW) && only_reader(v);
+}
+
+/* The sum that gives v, of two tensors like it, one of which, the first then, only it reads. */
+static GraphNode *sum_before(const GraphValue *v) {
+  GraphNode *n = v->node;
+  if (!graph_is_op(n, OP_add) || n->n_patches || n->n_written || n->in[0] == n->in[1]) return NULL;
+  if (((const struct add_args *)n->args)->alpha != 1) return NULL;
+  if (!same_form(v, n->in[0]) || !same_form(v, n->in[1])) return NULL;
+  int own = is_own(n->in[0]) ? 0 : 1;
+  if (!is_own(n->in[own])) return NULL;
+  GraphValue *first = n->in[own];
+  n->in[1] = n->in[!own];
+  n->in[0] = first;
+  return n;
+}
+
+static bool match_back(GraphNode *norm, Back *b) {
+  if (!graph_is_op(norm, OP_batch_norm_backward) || norm->n_patches) return false;
+  const GraphValue *gated = norm->in[0];
+  GraphNode *relu = gated->node;
+  if (!graph_is_op(relu, OP_relu_backward) || relu->n_patches || relu->mark) return false;
+  const GraphValue *g = relu->in[0], *y = relu->in[1];
+  const GraphNode *act = y->node;
+  if (!graph_is_op(act, OP_batch_norm_act) || y != &act->out[0] || !is_back_of(norm, act))
+    return false;
+  if ((y->dtype != F32 && y->dtype != F64) || !same_form(y, g) || !same_form(y, gated))
+    return false;
+  bool residual = !only_reader(gated);
+  if (!only_reader(g) || (residual && !act->in[5])) return false;
+  *b = (Back){.norm = norm, .relu = relu, .act = act, .residual = residual};
+  if (residual) b->sum = sum_before(g);
+  return true;
+}
+
+/* The node stands where relu_backward does if others read its result, else where the norm does. */
+static void replace_back(Graph *g, const Back *b) {
+  static const int written[] = {0};
+  const struct batch_norm_backward_args *a = b->norm->args;
+  const GraphNode *act = b->act, *norm = b->norm;
+  struct batch_norm_act_backward_args args = {
+      .training = a->training, .params = a->params, .residual = b->residual};
+  GraphValue *y = act->in[5] ? b->relu->in[1] : NULL;
+  GraphValue *in[8] = {b->sum ? b->sum->in[0] : b->relu->in[0],
+                       y,
+                       norm->in[1],
+                       norm->in[2],
+                       norm->in[3],
+                       norm->in[4],
+                       act->in[4],
+                       b->sum ? b->sum->in[1] : NULL};
+  GraphNode *n = graph_add_op(g, b->residual ? b->relu : b->norm,
+                              &op_table[OP_batch_norm_act_backward], &args, 8, in, 4);
+  n->n_written = 1;
+  n->written = written;
+  n->where = norm->where;
+  for (int k = 0; k < 4; k++) {
+    GraphValue *v = k < 3 ? &b->norm->out[k] : &b->relu->out[0];
+    graph_describe(g, &n->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);
+    v->mark = &n->out[k];
+  }
+  graph_remove(g, b->norm);
+  graph_remove(g, b->relu);
+  if (b->sum) graph_remove(g, b->sum);
+}
+
+static void fuse_backward(Graph *g) {
+  LIST(Back) found = {0};
+  count_readers(g);
+  for (GraphNode *n = g->first; n; n = n->next) {
+    Back b;
+    if (!match_back(n, &b)) continue;
+    b.relu->mark = n;
+    *list_add(&g->arena, &found) = b;
+  }
+  graph_clear_marks(g);
+  for (size_t i = 0; i < found.n; i++) replace_back(g, &found.at[i]);
+  graph_replace_marked(g);
+  graph_clear_marks(g);
+}
+
+/* -- Forward ----------------------------------------------------------------------------------- */
+
+static void fuse_forward(Graph *g) {
   LIST(GraphNode *) chains = {0}; /* norm, sum, relu of each, one behind the other */
   count_readers(g);
   for (GraphNode *n = g->first; n; n = n->next) {
@@ -120,4 +227,10 @@ void pass_fuse_norm(Graph *g, const PassSettings *settings) {
     replace(g, norm, sum, residual, chains.at[i + 2]);
   }
   graph_replace_marked(g);
+}
+
+void pass_fuse_norm(Graph *g, const PassSettings *settings) {
+  (void)settings;
+  fuse_forward(g);
+  fuse_backward(g);
 }

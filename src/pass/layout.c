@@ -110,7 +110,6 @@ static Meta *add_meta(Infer *I) {
 
 /* The outputs of n on such inputs, contiguous where a view needs a copy; whether it does. */
 static bool infer(Layout *w, const GraphNode *n, const Meta **in, Meta *out) {
-  Meta dense;
   Arena *arena = &w->g->arena;
   Asking a = {.metas = out, .cap = n->n_out - n->n_written};
   for (int copied = 0; copied < 2; copied++) {
@@ -126,9 +125,9 @@ static bool infer(Layout *w, const GraphNode *n, const Meta **in, Meta *out) {
       for (int k = 0; k < a.cap; k++) out[k].dtype = n->out[k].dtype;
       return copied;
     }
-    dense = *in[0];
-    shape_contiguous(dense.ndim, dense.shape, dense.stride);
-    in[0] = &dense;
+    Meta *dense = arena_copy(arena, in[0], sizeof *dense);
+    shape_contiguous(dense->ndim, dense->shape, dense->stride);
+    in[0] = dense;
   }
   return true;
 }
@@ -342,8 +341,7 @@ static void restore_results(Layout *w) {
     if (lie_equal(&lie->plain, &lie->last) || !keeps(lie->region)) continue;
     for (size_t j = 0; j < i && now[i] == v; j++)
       if (g->results.at[j] == v) now[i] = now[j];
-    if (now[i] == v)
-      now[i] = add_copy(g, v, NULL, image_meta_is_last(&lie->plain), v->node->where);
+    if (now[i] == v) now[i] = add_copy(g, v, NULL, image_meta_is_last(&lie->plain), v->node->where);
   }
   memcpy(g->results.at, now, sizeof *now * g->results.n);
 }

@@ -2,8 +2,9 @@
  *
  * A pass is one file with one function, and one line of the table in pipeline.c, which is also the
  * order in which they run. It gets a graph that graph_verify accepts, numbered and without marks,
- * and leaves one that does the same: writes and results are equal bit for bit, but for amp, which is
- * asked for, and passes that say what they may change. It runs under arena_protect(&g->arena). */
+ * and leaves one that does the same: writes and results are equal bit for bit, but for amp, which
+ * is asked for, and passes that say what they may change. It runs under arena_protect(&g->arena).
+ */
 #ifndef MF_PASS_H
 #define MF_PASS_H
 #include "device.h"
@@ -51,6 +52,7 @@ void pass_remat(Graph *g, const PassSettings *s);
 void pass_remat_budget(Graph *g, const PassSettings *s);
 void pass_layout(Graph *g, const PassSettings *s);
 void pass_fuse_norm(Graph *g, const PassSettings *s);
+void pass_fuse_act(Graph *g, const PassSettings *s);
 void pass_recompute(Graph *g, const PassSettings *s);
 void pass_fuse_pointwise(Graph *g, const PassSettings *s);
 void pass_updates(Graph *g, const PassSettings *s);

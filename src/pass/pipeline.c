@@ -20,6 +20,7 @@ const Pass pass_table[] = {
     {"dce", pass_dce, "what the others left without use"},
     {"layout", pass_layout, "when all convolutions are there, and before ops that hide others"},
     {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
+    {"fuse_act", pass_fuse_act, "behind fuse_norm, which wants relus too"},
     {"recompute", pass_recompute, "behind cse, which would undo it; fuse_pointwise takes it in"},
     {"fuse_pointwise", pass_fuse_pointwise, "behind all that look for ops, which it hides"},
     {"updates", pass_updates, "goes by the order, which fuse_pointwise changes"},
