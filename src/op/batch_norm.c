@@ -202,7 +202,7 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
 /* The same for the backward pass. Gates are constants where these are inlined. */
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
-#define BATCH_NORM_BACKWARD(C, T)                                                                  \
+#define BATCH_NORM_GATES(C, T)                                                                     \
   INLINE lanes_##C gated_lanes_##C(Gate gate, const BatchJob *j, int64_t at, int64_t c) {          \
     lanes_##C g = LANES_AT(lanes_##C, (const T *)j->g, at), z;                                     \
     if (gate == GATE_NONE) return g;                                                               \
@@ -240,7 +240,10 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
       for (int64_t i = 0; i < n; i++) room[i] = gated_##C(GATE_Y, g[i], y[i], 0, 0, 0, 0);         \
     if (j->gate >= GATE_KEEP) memcpy(g, room, sizeof(T) * (size_t)n);                              \
     return room;                                                                                   \
-  }                                                                                                \
+  }
+
+/* The sums over gated elements, one pass over g and x. */
+#define BATCH_NORM_SUMS(C, T)                                                                      \
   static void plane_sums_##C(int64_t begin, int64_t end, void *arg) {                              \
     const BatchJob *j = arg;                                                                       \
     const T *shift = (const T *)j->shift;                                                          \
@@ -273,7 +276,7 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
         sum[c + k * V + l] += (double)s[k][l], second[c + k * V + l] += (double)d[k][l];           \
   }                                                                                                \
   /* The sums of one column, of gated elements g and of x, `step` apart. Not inlined, so that      \
-   * gates make no difference to how the compiler does arithmetic. */                                        \
+   * gates make no difference to how the compiler does arithmetic. */                              \
   static NOINLINE void column_add_##C(int64_t rows, int64_t step, const T *restrict g,             \
                                       const T *restrict x, T shift, double *sum, double *second) { \
     T s = 0, d = 0;                                                                                \
@@ -321,7 +324,10 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
         case GATE_SUM: part_sums_##C(GATE_SUM, j, p, sum, second); break;                          \
       }                                                                                            \
     }                                                                                              \
-  }                                                                                                \
+  }
+
+/* The input's gradient, a second pass. */
+#define BATCH_NORM_INPUT(C, T)                                                                     \
   static void plane_input_##C(int64_t begin, int64_t end, void *arg) {                             \
     const BatchJob *j = arg;                                                                       \
     const T *shift = (const T *)j->shift, *a = (const T *)j->a, *b = (const T *)j->b,              \
@@ -374,8 +380,12 @@ static int64_t part_row(const BatchJob *j, int64_t p) {
   }
 BATCH_NORM(f32, float)
 BATCH_NORM(f64, double)
-BATCH_NORM_BACKWARD(f32, float)
-BATCH_NORM_BACKWARD(f64, double)
+BATCH_NORM_GATES(f32, float)
+BATCH_NORM_GATES(f64, double)
+BATCH_NORM_SUMS(f32, float)
+BATCH_NORM_SUMS(f64, double)
+BATCH_NORM_INPUT(f32, float)
+BATCH_NORM_INPUT(f64, double)
 
 /* Runs a pair of loops: over planes or rows, of float or double. */
 static void run(BatchJob *j, int64_t n, int64_t grain, ThreadBody *f32, ThreadBody *f64) {
