@@ -211,8 +211,12 @@ clean:
 
 demo: all $(BUILD)/packages-demo
 	$(Q)$(BUILD)/moonflow examples/fashion_mnist.lua --save $(BUILD)/fashion_mnist.safetensors $(ARGS)
-bench bench-dist: all
-	$(Q)PEER_PYTHON='$(PEER_PYTHON)' $(BUILD)/moonflow examples/$(if $(filter bench,$@),bench_all,bench_dist).lua $(ARGS)
+bench bench-dist: all $(BUILD)/bench_conv
+	$(Q)PEER_PYTHON='$(PEER_PYTHON)' BENCH_CONV=$(BUILD)/bench_conv \
+	  $(BUILD)/moonflow examples/$(if $(filter bench,$@),bench_all,bench_dist).lua $(ARGS)
+$(BUILD)/bench_conv: examples/bench_conv.c
+	$(SAY) '  LINK $@'
+	$(Q)$(CC) -O2 -std=gnu11 -Wall -Wextra $(OPENMP) -o $@ $< $(DNNL)
 
 $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 	@mkdir -p $(@D)

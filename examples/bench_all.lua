@@ -2,7 +2,11 @@
 -- names a Python with PyTorch, of peer.py, in turn on the same machine; prints ratios beside the
 -- machine's own GEMM rate and memory bandwidth. Our steps run eagerly and compiled.
 --
---   [PEER_PYTHON=python3] moonflow examples/bench_all.lua [--only NAME,...] [--steps N] [--threads N]
+--   [PEER_PYTHON=python3] [BENCH_CONV=program] moonflow examples/bench_all.lua [--only NAME,...]
+--     [--steps N] [--threads N]
+--
+-- Where BENCH_CONV names the program that is made of bench_conv.c, a compiled step of resnet50 is
+-- compared with the sum of its convolutions alone, timed before and after it.
 local mf = require 'moonflow'
 
 local o = mf.cli(arg, 'Measures all workloads, beside PyTorch when PEER_PYTHON is set.', {
@@ -65,6 +69,39 @@ local function dispatch()
   end
 end
 
+-- The convolutions of resnet50 as lines for bench_conv: those that its modules are called with.
+local function convolutions(batch)
+  local models = dofile(here .. '/models.lua')
+  local model, times, order = models.ResNet50(10, 64, { 3, 4, 6, 3 }):eval(), {}, {}
+  for _, m in model:named_modules() do
+    if getmetatable(m) == mf.nn.Conv2d._meta then
+      m:register_forward_pre_hook(function(_, x)
+        local w, s = m.weight.shape, m.options
+        local line = ('%d %d %d %d %d %d %d %d %d %d'):format(batch, w[2], x.shape[3], x.shape[4], w[1], w[3], w[4],
+          s.stride[1], s.padding[1], w[2] > 3 and 1 or 0)
+        if not times[line] then order[#order + 1] = line end
+        times[line] = (times[line] or 0) + 1
+      end)
+    end
+  end
+  mf.no_grad(function() model(mf.zeros(1, 3, 224, 224)) end)
+  for k, line in ipairs(order) do order[k] = line .. ' ' .. times[line] end
+  return table.concat(order, '\n')
+end
+
+-- Seconds that these take alone, in a step; nil without the program.
+local function alone()
+  local conv = os.getenv 'BENCH_CONV'
+  if not conv or conv == '' then return nil end
+  local path = os.tmpname()
+  local f = assert(io.open(path, 'w'))
+  f:write(convolutions(16), '\n')
+  f:close()
+  local text = read(('%s %d < %s'):format(conv, o.threads, path))
+  os.remove(path)
+  return number(text, 'step_s')
+end
+
 -- The faster of both memory formats, for ours and for the peer's.
 local function better(run, name)
   local plain = run(name, '')
@@ -79,6 +116,7 @@ local function in_mode(mode)
 end
 
 local function workload(name)
+  local bound = name == 'resnet50' and alone()
   local eager, graph, peer = better(in_mode 'eager', name), better(in_mode 'graph', name), better(theirs, name)
   local e, g, p = number(eager, 'step_s'), number(graph, 'step_s'), number(peer, 'step_s')
   local text = ('%-10s'):format(name)
@@ -93,6 +131,11 @@ local function workload(name)
     text = text .. ('   torch %9.2f ms %6.0f MiB  %5.2fx'):format(p * 1e3, number(peer, 'peak_mib'), p / least)
   end
   print(text)
+  if bound and g then
+    bound = math.min(bound, alone())
+    print(('%-10s  its convolutions alone %9.2f ms; a compiled step takes %.2f times that'):format('', bound * 1e3,
+      g / bound))
+  end
 end
 
 local names = { 'dispatch', 'chain', 'mlp', 'cnn', 'widedeep', 'gpt-mini', 'gpt2', 'bert', 'resnet50' }

@@ -145,26 +145,10 @@ static void time_conv(const Conv *c, dnnl_format_tag_t images, double *seconds) 
   layout(&l[1], (dnnl_dims_t){c->oc, c->ic, c->kh, c->kw}, dnnl_format_tag_any);
   layout(&l[2], (dnnl_dims_t){c->n, c->oc, oh, ow}, images);
   dnnl_primitive_desc_t hint = describe(FORWARD, l, strides, padding, NULL);
-  if (getenv("BENCH_CONV_VERBOSE")) {
-    const char *s;
-    dnnl_primitive_desc_query(hint, dnnl_query_impl_info_str, 0, &s);
-    double t = measure(0, hint);
-    double f = 2.0 * (double)(c->n * c->oc * oh * ow * c->ic * c->kh * c->kw);
-    printf("%d %ld,%ld,%ld %ldx%ld s%ld %s %.2f ms %.0f GF x%ld\n", 0, c->ic, c->ih, c->oc, c->kh,
-           c->kw, c->stride, s, t * 1e3, f / t / 1e9, c->times);
-  }
   seconds[FORWARD] += (double)c->times * measure(FORWARD, hint);
   for (int kind = INPUT; kind <= WEIGHT; kind++) {
     if (kind == INPUT && !c->need_input) continue;
     dnnl_primitive_desc_t pd = describe((Kind)kind, l, strides, padding, hint);
-    if (getenv("BENCH_CONV_VERBOSE")) {
-      const char *s;
-      dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &s);
-      double t = measure((Kind)kind, pd);
-      double f = 2.0 * (double)(c->n * c->oc * oh * ow * c->ic * c->kh * c->kw);
-      printf("%d %ld,%ld,%ld %ldx%ld s%ld %s %.2f ms %.0f GF x%ld\n", kind, c->ic, c->ih, c->oc,
-             c->kh, c->kw, c->stride, s, t * 1e3, f / t / 1e9, c->times);
-    }
     seconds[kind] += (double)c->times * measure((Kind)kind, pd);
     dnnl_primitive_desc_destroy(pd);
   }

@@ -127,8 +127,24 @@ describe('examples', function()
     assert.equal('old', contents 'old.safetensors')
   end)
 
+  it('resnet50.lua learns its synthetic images, says so, and goes on from what it saved', function()
+    local small = 'resnet50.lua --size 32 --width 8 --batch 8 --classes 3 '
+    local output, code = run(small .. ('--steps 60 --save %s/r.safetensors'):format(folder))
+    assert.equal(0, code, output)
+    assert.truthy(output:find('synthetic', 1, true), output)
+    local first, last = output:match 'step 20  loss ([%d%.]+)', output:match 'step 60  loss ([%d%.]+)'
+    assert.truthy(first and last and tonumber(last) < 0.7 * tonumber(first), output)
+    output, code = run(small .. ('--steps 62 --resume %s/r.safetensors --save '):format(folder) .. folder .. '/s')
+    assert.equal(0, code, output)
+    assert.truthy(output:find 'step 62' and not output:find 'step 60', output)
+    for _, flag in ipairs { '--eager', '--channels-last', '--amp' } do
+      output, code = run(small .. ('--steps 2 --save %s/t %s'):format(folder, flag))
+      assert.equal(0, code, output)
+    end
+  end)
+
   it('say what they take, and what is missing', function()
-    for _, name in ipairs { 'fashion_mnist.lua', 'bench.lua', 'bench_all.lua', 'bench_chain.lua' } do
+    for _, name in ipairs { 'fashion_mnist.lua', 'resnet50.lua', 'bench.lua', 'bench_all.lua', 'bench_chain.lua' } do
       local output, code = run(name .. ' --help')
       assert.equal(0, code, output)
       assert.truthy(output:find '%-%-%l+', output)
