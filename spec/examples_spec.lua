@@ -134,11 +134,11 @@ describe('examples', function()
     assert.truthy(output:find('synthetic', 1, true), output)
     local first, last = output:match 'step 20  loss ([%d%.]+)', output:match 'step 60  loss ([%d%.]+)'
     assert.truthy(first and last and tonumber(last) < 0.7 * tonumber(first), output)
-    output, code = run(small .. ('--steps 62 --resume %s/r.safetensors --save '):format(folder) .. folder .. '/s')
+    output, code = run(small .. ('--steps 62 --resume %s/r.safetensors --save %s/s.safetensors'):format(folder, folder))
     assert.equal(0, code, output)
     assert.truthy(output:find 'step 62' and not output:find 'step 60', output)
     for _, flag in ipairs { '--eager', '--channels-last', '--amp' } do
-      output, code = run(small .. ('--steps 2 --save %s/t %s'):format(folder, flag))
+      output, code = run(small .. ('--steps 2 --save %s/t.safetensors %s'):format(folder, flag))
       assert.equal(0, code, output)
     end
   end)
