@@ -18,7 +18,7 @@ describe('mf.profile', function()
   it('counts calls, FLOPs and bytes', function()
     local w = mf.randn(4, 16)
     local function step(a) return mf.linear(a, w):relu() end
-    for _, f in ipairs { step, mf.compile(step) } do
+    for _, f in ipairs { step, mf.compile(step, { passes = { fuse_act = false } }) } do
       f(x)
       local by = rows(mf.profile(function() f(x) f(x) end))
       assert.equal(2, by.linear.calls)
@@ -32,6 +32,9 @@ describe('mf.profile', function()
     local fused = rows(mf.profile(f, x)).fused
     assert.equal(4 * 8 * 16, fused.flops) -- one per op and element
     assert.equal(4 * 2 * 8 * 16 + 8, fused.bytes) -- and the number
+    local acted = mf.compile(step)
+    acted(x)
+    assert.equal(2 * 8 * 16 * 4, rows(mf.profile(acted, x)).linear_act.flops)
   end)
 
   it('knows the FLOPs of products, convolutions and attention', function()
@@ -72,7 +75,7 @@ describe('mf.profile', function()
       local y = mf.matmul(a, w):sum()
       return y, mf.grad(y, { w })[1]
     end
-    for _, f in ipairs { step, mf.compile(step) } do
+    for _, f in ipairs { step, mf.compile(step, { passes = { fuse_act = false } }) } do
       f(x)
       local p, found = mf.profile(f, x), 0
       for _, e in ipairs(p.events) do
