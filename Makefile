@@ -1,16 +1,14 @@
 # moonflow.  `make demo`, `make test`; the other targets: all test-long test-dist bench bench-dist lint
-# format size install uninstall cross deps clean. Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops
-# at warnings, ARGS go to demo and bench, ONLY=text runs the specs whose path has it.
+# fault format size install uninstall cross deps clean. Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops
+# at warnings, ARGS go to demo and bench, ONLY=text runs the specs whose path has it. HARD=1 (what is rare
+# happens all the time), FAULT=1 (requests can fail) and SAN=address,undefined|thread are builds for tests.
 PREFIX ?= /usr/local
 DESTDIR ?=
-SAN ?=
 OPT ?= -O2
 PEER_PYTHON ?=
-ifeq ($(origin CC),default)
-CC := gcc
-endif
+CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 COMMA := ,
-BUILD ?= build$(if $(SAN),/$(subst $(COMMA),-,$(SAN)))
+BUILD ?= build$(if $(HARD),/hard)$(if $(FAULT),/fault)$(if $(SAN),/$(subst $(COMMA),-,$(SAN)))
 
 # -- No need to change anything below -----------------------------------------------------------
 
@@ -58,6 +56,7 @@ FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-tra
   -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes $(if $(WERROR),-Werror) \
   $(if $(findstring clang,$(CC)),-Wno-pass-failed) \
   $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP)
+FLAGS += $(if $(HARD),-DMF_HARD) $(if $(FAULT),-DMF_FAULT)
 ifneq ($(SAN),)
 FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
 FLAGS += $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined)
@@ -86,8 +85,7 @@ LUA_FILES := $(sort $(wildcard lua/*.lua))
 HEADERS := $(shell grep -l '^.ifndef MF_' $(foreach d,$(LAYERS),$(wildcard src/$d/*.h)) /dev/null)
 C_SPECS := $(patsubst spec/c/%.c,$(BUILD)/spec/%,$(wildcard spec/c/*_spec.c))
 
-.PHONY: all demo test test-long test-dist bench bench-dist lint format size install uninstall cross deps clean
-.PHONY: try objects headers
+.PHONY: try objects headers fault all demo test test-long test-dist bench bench-dist lint format size install uninstall cross deps clean
 .DELETE_ON_ERROR:
 all: $(BUILD)/moonflow $(BUILD)/libmoonflow.so $(BUILD)/libmoonflow.a
 
@@ -225,6 +223,9 @@ $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 test test-long test-dist: all $(BUILD)/packages-test $(C_SPECS)
 	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) $(patsubst test-%,--%,$(filter test-%,$@)) \
 	  $(C_SPECS)
+
+fault: $(if $(FAULT),all $(BUILD)/packages-test $(BUILD)/spec/fault_spec)
+	@+$(if $(FAULT),luajit spec/fault/run.lua $(BUILD) $(ONLY),$(MAKE) --no-print-directory FAULT=1 fault)
 
 # Compiles the file TRY as one of the folder AS: what may it include?
 try: $(GEN)/stamp

@@ -23,9 +23,11 @@ local serial, reading = 0, nil
 function M.scalar(value)
   local of, outer, read = value, reading, {}
   if type(value) == 'function' then
+    local ok
     reading = read
-    of = value(true)
+    ok, of = pcall(value, true)
     reading = outer
+    if not ok then error(of, 0) end
   end
   if type(of) == 'boolean' then of = of and 1 or 0 end
   if type(of) ~= 'number' then fail('scalar: a number or a function is needed, this is %s', describe(of)) end

@@ -299,8 +299,9 @@ function worker.iterate(loader, next_batch)
   feed()
   return function()
     if first > last then return close() end
-    local text, tensors = link_of(first):receive()
-    local answer = text and worker.unpack(text, tensors) or { error = 'ended without an answer' }
+    local text, tensors, why = link_of(first):receive()
+    local answer = text and worker.unpack(text, tensors)
+      or { error = 'ended without an answer' .. (why and ': ' .. why or '') }
     if answer.error then
       local number = first % #links
       close()

@@ -277,6 +277,16 @@ describe('mf.compile', function()
     assert.has_error(function() mf.scalar {} end)
   end)
 
+  it('keeps nothing of a scalar whose function fails', function()
+    local ok = pcall(mf.scalar, function() error 'no value' end)
+    local later = setmetatable({}, { __mode = 'v' })
+    later[1] = mf.scalar(1)
+    assert(not ok and later[1].value == 1) -- a read that no function makes
+    collectgarbage()
+    collectgarbage()
+    assert.is_nil(later[1])
+  end)
+
   it('refuses to read what has no value yet, and recovers', function()
     local w = mf.ones(2)
     local function fails(text, f)

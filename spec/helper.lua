@@ -7,3 +7,17 @@ if instructions then
   collectgarbage('setstepmul', 400)
   debug.sethook(function() collectgarbage() end, '', instructions)
 end
+
+-- In a build for faults, MF_SPEC_FAULT=N makes the N-th request of the file fail (0: none), and how many
+-- there were is said at the end.
+local request = tonumber(os.getenv 'MF_SPEC_FAULT')
+if request then
+  local mf = require 'moonflow'
+  require 'busted'.subscribe({ 'suite', 'end' }, function()
+    local calls = mf._fault_counts()
+    mf._fault(0, 0, 0)
+    io.stderr:write(('requests: %d\n'):format(calls))
+    return nil, true
+  end)
+  mf._fault(15, request, 1)
+end

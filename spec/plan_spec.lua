@@ -179,7 +179,9 @@ describe('a plan', function()
     fails('float32%(2, 3%)', 'float32(2, 4)', 'bytes')
     fails('float32%(2, 3%)', 'float64(2, 3)', 'bytes')
     fails('\nresult t%d+', '\nresult t0', 'lies elsewhere')
-    fails('task stream 0, steps %d', 'task stream 0, steps 1', 'the tasks do not have')
+    if not text:find '\ntask .*\ntask ' then -- in a hard build each op is one
+      fails('task stream 0, steps %d', 'task stream 0, steps 1', 'the tasks do not have')
+    end
     fails('stream 0', 'stream 1', 'the stream is 1')
     fails('%+0', '+64', 'does not lie in the block')
     fails('step [^\n]*\n', '', 'tasks')

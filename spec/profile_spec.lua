@@ -144,6 +144,22 @@ describe('mf.profile', function()
     end
   end)
 
+  it('comes and goes while other threads launch kernels', function()
+    local Set = mf.data.Dataset:extend 'Set'
+    function Set:len() return 400 end
+    function Set:get(i) return (mf.ones(8) * i):exp():log():sum() end
+    local noted, batches = 0, 0
+    for _ in mf.data.DataLoader(Set(), { batch_size = 4, num_workers = 2 })() do
+      local p = mf.profile(function() x:relu() end)
+      mf.check_nan(batches % 2 == 0)
+      batches = batches + 1
+      assert(rows(p).relu.calls == 1 and p.lost == 0)
+      noted = noted + #p.events
+    end
+    mf.check_nan(false)
+    assert(batches == 100 and noted >= 100)
+  end)
+
   it('ends with an error of f, and does not nest', function()
     fails('boom', mf.profile, function() error 'boom' end)
     fails('one runs already', mf.profile, function() mf.profile(function() end) end)

@@ -10,8 +10,9 @@
 
 static atomic_int counted;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { COUNTED = 0 }; /* the sanitizers have a malloc of their own */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(MF_HARD) || \
+    defined(MF_FAULT)
+enum { COUNTED = 0 }; /* the sanitizers have a malloc of their own, builds for tests no pools */
 #else
 enum { COUNTED = 1 };
 

@@ -386,6 +386,68 @@ static void a_stop_ends_those_that_wait(void) {
   }
 }
 
+/* A source on a stream of its own, a fork to two, one of them ahead, and a join. */
+static Net *diamond(int streams) {
+  Net *net = net_new(6, streams, true);
+  for (int i = 1; i < 6; i++) net->nodes[i].stream = i % streams;
+  add_edge(net, 0, 1, 1, (int[]){2});
+  add_edge(net, 1, 2, 1, (int[]){2});
+  add_edge(net, 2, 2, 2, (int[]){3, 4});
+  add_edge(net, 3, 1, 1, (int[]){5});
+  add_edge(net, 4, 3, 1, (int[]){5});
+  net_open(net, NULL);
+  return net;
+}
+
+static void an_error_in_any_place_stops_all_with_its_text(void) {
+  for (int streams = 1; streams <= 5; streams++)
+    for (int at = 1; at <= 5; at++)
+      for (int act = 1; act <= 3; act++) {
+        Net *net = diamond(streams);
+        net->nodes[at].fail_at = act;
+        char want[40];
+        snprintf(want, sizeof want, "node fails in act %d", act);
+        int rc = 0, rounds = 0;
+        while (!(rc = net_run(net)) && rounds < 5) rounds++;
+        CHECK(rc == MF_EIO && !strcmp(err_text(), want), "node %d: %d, %s", at, rc, err_text());
+        CHECK(at == 1 ? rounds < act : rounds == act - 1, "node %d: %d rounds before", at, rounds);
+        net->nodes[at].fail_at = 0;
+        int before = acts(&net->nodes[5]);
+        for (int k = 1; k <= 3; k++) CHECK(!net_run(net), "node %d: %s", at, err_text());
+        CHECK(acts(&net->nodes[5]) == before + 3, "%d acts", acts(&net->nodes[5]) - before);
+        net_free(net);
+      }
+}
+
+/* Whichever is heard of; the other is forgotten. */
+static void of_several_errors_one_is_told(void) {
+  for (int k = 0; k < 50; k++) {
+    Net *net = diamond(5);
+    for (int at = 1; at <= 5; at++) net->nodes[at].fail_at = 2;
+    int rc = net_run(net); /* the source may be in its second act already */
+    if (!rc) rc = net_run(net);
+    CHECK(rc == MF_EIO && !strcmp(err_text(), "node fails in act 2"), "%d, %s", rc, err_text());
+    for (int at = 1; at <= 5; at++) net->nodes[at].fail_at = 0;
+    CHECK(!net_run(net), "%s", err_text());
+    net_free(net);
+  }
+}
+
+/* The threads park after the failure and are let go; some wake from that when they have been told
+ * to stop. */
+static void a_stop_may_come_while_threads_wake_from_a_reset(void) {
+  for (int k = 0; k < 200; k++) {
+    Net *net = diamond(5);
+    net->nodes[1 + k % 5].fail_at = 1 + k % 2;
+    int rc = 0;
+    for (int round = 0; round < 3 && !rc; round++) rc = net_run(net);
+    CHECK(rc == MF_EIO, "%d", rc);
+    runtime_stop(net->r);
+    CHECK(k % 3 || !net_run(net), "%s", err_text());
+    net_free(net);
+  }
+}
+
 static atomic_int told;
 
 static void hear(void *ud, const char *text) {
@@ -408,7 +470,7 @@ static void calls_that_hang_are_told_of(void) {
   atomic_store(&told, 0);
   net_open(net, &(RuntimeOptions){.watch_ms = 20, .slow = hear, .ud = net});
   for (int round = 0; round < 5; round++) CHECK(!net_run(net), "%s", err_text());
-  CHECK(atomic_load(&told) == 1, "told %d times", atomic_load(&told));
+  CHECK(atomic_load(&told) >= 1, "told %d times", atomic_load(&told)); /* or a thread was late */
   net_free(net);
 }
 
@@ -587,6 +649,9 @@ int main(int argc, char **argv) {
   RUN(a_wait_is_interrupted);
   RUN(the_end_of_a_stream_is_passed_on);
   RUN(an_error_stops_all_and_leaves_it_usable);
+  RUN(an_error_in_any_place_stops_all_with_its_text);
+  RUN(of_several_errors_one_is_told);
+  RUN(a_stop_may_come_while_threads_wake_from_a_reset);
   RUN(a_source_may_fail_ahead);
   RUN(a_stop_ends_those_that_wait);
   RUN(calls_that_hang_are_told_of);

@@ -6,9 +6,10 @@
 #include <string.h>
 
 #include "err.h"
+#include "hard.h"
 #include "mem.h"
 
-enum { BLOCK_BYTES = 1 << 14 };
+enum { BLOCK_BYTES = HARD ? 64 : 1 << 14 };
 
 struct ArenaBlock {
   ArenaBlock *next;
@@ -68,9 +69,10 @@ char *arena_text(Arena *a, const char *text) {
 }
 
 void *arena_grow(Arena *a, const void *from, size_t *cap, size_t item) {
-  size_t n = *cap ? *cap * 2 : 8;
+  size_t n = hard_room(*cap, 8);
   void *p = arena_alloc(a, n * item);
   if (*cap) memcpy(p, from, *cap * item);
+  hard_fill((void *)(uintptr_t)from, *cap * item, HARD_STRUCTURE);
   *cap = n;
   return p;
 }

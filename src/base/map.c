@@ -1,4 +1,5 @@
 /* See map.h. */
+#include "hard.h"
 #include "map.h"
 #include "mem.h"
 
@@ -16,7 +17,7 @@ int64_t map_get(const Map *m, const void *key) {
 }
 
 static bool grow(Map *m) {
-  Map next = {.cap = m->cap ? m->cap * 2 : 32};
+  Map next = {.cap = m->cap ? m->cap * 2 : HARD ? 2 : 32};
   next.keys = mem_zalloc(next.cap * sizeof *next.keys);
   next.values = mem_alloc(next.cap * sizeof *next.values);
   if (!next.keys || !next.values) {

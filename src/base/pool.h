@@ -2,7 +2,7 @@
  *
  * Collectors drop thousands of them at once, more than the C library keeps at hand. Blocks are
  * aligned to 64 bytes, and each is memory of mem_aligned: who ends one elsewhere may mem_free it.
- * The address sanitizer sees every block, since then there are no lists. */
+ * The address sanitizer and builds for tests see every block, since then there are no lists. */
 #ifndef MF_POOL_H
 #define MF_POOL_H
 #include <stddef.h>
@@ -16,7 +16,7 @@ typedef struct Pool {
   size_t kept;                /* bytes in the lists, at most POOL_LIMIT */
 } Pool;
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(MF_HARD) || defined(MF_FAULT)
 enum { POOL_KEEPS = 0 };
 #else
 enum { POOL_KEEPS = 1 };

@@ -3,13 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hard.h"
 #include "mem.h"
 #include "str.h"
 
 void str_add(Str *s, const char *bytes, size_t n) {
   if (s->failed) return;
   if (s->n + n + 1 > s->cap) {
-    size_t cap = s->cap ? s->cap * 2 : 64;
+    size_t cap = hard_room(s->cap, 64);
     if (cap < s->n + n + 1) cap = s->n + n + 1;
     char *text = mem_resize(s->text, cap);
     if (!text) {

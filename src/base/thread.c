@@ -2,6 +2,15 @@
  * libgomp). */
 #include "thread.h"
 
+#include <errno.h>
+
+#include "fault.h"
+#include "thread_start.h"
+
+int thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg) {
+  return fault_here(FAULT_THREAD) ? EAGAIN : pthread_create(thread, NULL, run, arg);
+}
+
 #ifdef _OPENMP
 #include <omp.h>
 

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "hard.h"
 #include "mem.h"
 
 #define VEC(T)     \
@@ -20,7 +21,7 @@
 
 static inline bool vec_grow(void **at, size_t *cap, size_t need, size_t item) {
   if (need <= *cap) return true;
-  size_t next = *cap ? *cap * 2 : 8;
+  size_t next = hard_room(*cap, 8);
   if (next < need) next = need;
   void *p = mem_resize(*at, next * item);
   if (!p) return false;

@@ -328,33 +328,83 @@ static int keep_leaf(Pass *pass, Tensor *leaf) {
   return 0;
 }
 
+typedef struct Hooking {
+  State *S;
+  Node *n;
+  Tensor **g;
+  uint64_t seq;
+  int rc;
+} Hooking;
+
+/* Guarded. Argument: the Hooking. */
+static int run_all_hooks(lua_State *L) {
+  Hooking *h = lua_touserdata(L, 1);
+  for (int k = 0; k < h->n->n_out && !h->rc; k++) {
+    if (!h->g[k]) continue;
+    push_entry(h->S, L, key_of(h->seq, k));
+    if (lua_istable(L, -1)) h->rc = run_hooks(h->S, L, &h->g[k]);
+    lua_settop(L, 1);
+  }
+  return 0;
+}
+
 static int hook(void *ud, Node *n, Tensor **g) {
   State *S = ud;
   lua_State *L = S->L;
   bool leaf = n->kind == NODE_ACCUMULATE;
-  uint64_t seq = !leaf ? n->seq : n->leaf ? n->leaf->ag->id : 0;
-  int top = lua_gettop(L), rc = 0;
+  Hooking h = {S, n, g, !leaf ? n->seq : n->leaf ? n->leaf->ag->id : 0, 0};
   if (!lua_checkstack(L, LUA_MINSTACK)) return err_set(MF_ENOMEM, "backward: Lua's stack is full");
-  if (leaf && n->leaf && S->E->grad_enabled) rc = keep_leaf(S->pass, n->leaf);
-  for (int k = 0; k < n->n_out && seq && !rc; k++) {
-    if (!g[k]) continue;
-    push_entry(S, L, key_of(seq, k));
-    if (lua_istable(L, -1)) rc = run_hooks(S, L, &g[k]);
-    lua_settop(L, top);
-  }
-  return rc;
+  if (leaf && n->leaf && S->E->grad_enabled) h.rc = keep_leaf(S->pass, n->leaf);
+  if (h.rc || !h.seq) return h.rc;
+  int rc = bind_guarded(S, L, run_all_hooks, &h);
+  return rc ? rc : h.rc;
 }
 
 /* The pass may have made a graph of gradients, which leads to the same hooks. */
 static void anchor_gradients(State *S, lua_State *L, const Pass *pass) {
   for (size_t i = 0; i < pass->leaves.n; i++) {
     Tensor *leaf = pass->leaves.at[i], *g = leaf->ag ? leaf->ag->grad : NULL;
-    if (g && g->ag && g->ag->node && !g->anchored) {
-      lua_rawgeti(L, LUA_REGISTRYINDEX, pass->root);
-      set_anchor(S, L, g, 0);
-    }
-    tensor_release(leaf);
+    if (!g || !g->ag || !g->ag->node || g->anchored) continue;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, pass->root);
+    set_anchor(S, L, g, 0);
   }
+}
+
+typedef struct Ending {
+  State *S;
+  const Pass *pass;
+  const Backward *b;
+} Ending;
+
+/* Guarded. Argument: the Ending. */
+static int anchor_results(lua_State *L) {
+  const Ending *e = lua_touserdata(L, 1);
+  anchor_gradients(e->S, L, e->pass);
+  for (int k = 0; k < e->b->n_in && e->b->create_graph; k++) {
+    if (!e->b->grads[k] || e->b->grads[k]->anchored) continue;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, e->pass->root);
+    set_anchor(e->S, L, e->b->grads[k], 0);
+  }
+  return 0;
+}
+
+static void end_pass(lua_State *L, Pass *pass) {
+  for (size_t i = 0; i < pass->leaves.n; i++) tensor_release(pass->leaves.at[i]);
+  vec_free(&pass->leaves);
+  luaL_unref(L, LUA_REGISTRYINDEX, pass->anchors);
+  luaL_unref(L, LUA_REGISTRYINDEX, pass->root);
+}
+
+/* Makes the references of a pass from the list of anchors at the top. Argument: the Pass, the list.
+ */
+static int begin_pass(lua_State *L) {
+  Pass *pass = lua_touserdata(L, 1);
+  lua_newtable(L);
+  walk(L, 2, 3);
+  pass->anchors = luaL_ref(L, LUA_REGISTRYINDEX);
+  join(L);
+  pass->root = luaL_ref(L, LUA_REGISTRYINDEX);
+  return 0;
 }
 
 int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n) {
@@ -369,29 +419,26 @@ int bind_backward(State *S, lua_State *L, const Backward *b, int first, int n) {
     lua_settop(L, top);
     return rc;
   }
-  Pass pass = {.outer = S->pass};
-  lua_newtable(L);
-  walk(L, list, lua_gettop(L));
-  pass.anchors = luaL_ref(L, LUA_REGISTRYINDEX);
-  join(L);
-  pass.root = luaL_ref(L, LUA_REGISTRYINDEX);
+  Pass pass = {.outer = S->pass, .anchors = LUA_NOREF, .root = LUA_NOREF};
+  lua_pushcfunction(L, begin_pass);
+  lua_pushlightuserdata(L, &pass);
+  lua_pushvalue(L, list);
+  int rc = bind_protected(S, L, 2, 0);
+  if (rc) {
+    end_pass(L, &pass);
+    return rc;
+  }
   S->pass = &pass;
   S->L = L;
   int (*was)(void *, Node *, Tensor **) = S->E->owner.hook;
   S->E->owner.hook = hook;
-  int rc = tape_backward(S->E, b);
+  rc = tape_backward(S->E, b);
   S->L = L;
   S->E->owner.hook = was;
   S->pass = pass.outer;
-  anchor_gradients(S, L, &pass);
-  for (int k = 0; k < b->n_in && b->create_graph; k++) {
-    if (!b->grads[k] || b->grads[k]->anchored) continue;
-    lua_rawgeti(L, LUA_REGISTRYINDEX, pass.root);
-    set_anchor(S, L, b->grads[k], 0);
-  }
-  vec_free(&pass.leaves);
-  luaL_unref(L, LUA_REGISTRYINDEX, pass.anchors);
-  luaL_unref(L, LUA_REGISTRYINDEX, pass.root);
+  int ended = bind_guarded(S, L, anchor_results, &(Ending){S, &pass, b});
+  if (!rc) rc = ended;
+  end_pass(L, &pass);
   lua_settop(L, top);
   return rc;
 }

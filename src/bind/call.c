@@ -367,6 +367,9 @@ static bool wants_grad(Reading *r) {
   return offset >= 0 && *(bool *)(r->args.bytes + offset);
 }
 
+enum { RAISED = -2 };
+
+/* How many; RAISED: Lua ran out of memory, and the error value is on top. */
 static int push_results(Reading *r, EagerCall *c, int first) {
   State *S = r->S;
   lua_State *L = r->L;
@@ -377,25 +380,27 @@ static int push_results(Reading *r, EagerCall *c, int first) {
     return 1;
   }
   bool grad = wants_grad(r);
-  if (n_outputs < 0) lua_createtable(L, n, 0);
-  if (n_outputs > LUA_MINSTACK / 2) luaL_checkstack(L, n + 4, "too many results");
-  for (int k = 0; k < n; k++) {
-    Tensor *t = c->out[k];
-    c->out[k] = NULL;
-    if (grad) tensor_autograd(t)->requires_grad = true;
-    bind_push(S, L, t);
-    if (n_outputs < 0) lua_rawseti(L, -2, k + 1);
+  for (int k = 0; k < n && grad; k++) tensor_autograd(c->out[k])->requires_grad = true;
+  if (n_outputs != 1) {
+    if (bind_push_list(S, L, c->out, n, n_outputs < 0)) return RAISED;
+    return n_outputs < 0 ? 1 : n;
   }
-  return n_outputs < 0 ? 1 : n;
+  Tensor *t = c->out[0];
+  c->out[0] = NULL;
+  bind_push(S, L, t);
+  return 1;
+}
+
+static bool has_anchored(const EagerCall *c) {
+  bool any = false;
+  for (int k = 0; k < c->n_in; k++) any |= c->in[k] && c->in[k]->anchored;
+  return any;
 }
 
 /* The results, n at the top, keep the hooks of what they were made from alive. */
-static void anchor_results(Reading *r, const EagerCall *c, int first, int last, int n) {
-  bool any = false;
-  for (int k = 0; k < c->n_in; k++) any |= c->in[k] && c->in[k]->anchored;
+static void anchor_results(Reading *r, int first, int last, int n) {
   int top = lua_gettop(r->L);
-  for (int k = 0; any && k < n; k++)
-    bind_anchor(r->S, r->L, top - n + 1 + k, first, last - first + 1);
+  for (int k = 0; k < n; k++) bind_anchor(r->S, r->L, top - n + 1 + k, first, last - first + 1);
 }
 
 /* Reads arguments that are all tensors or numbers for plain parameters, the rest being defaults:
@@ -468,14 +473,15 @@ static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bo
 
 /* Pushes what the call made, and gives back what was read. `last`: of the arguments. */
 static int end(Reading *r, EagerCall *c, int first, int last, int rc) {
-  int n = -1;
-  if (!rc) {
-    n = push_results(r, c, r->slot[0] ? r->slot[0] : first);
-    if (r->S->has_anchors && c->recorded) anchor_results(r, c, first, last, n);
-    eager_call_clear(c);
-  }
   for (int k = 0; k < r->n_temporary; k++) tensor_release(r->temporary[k]);
+  int n = -1;
+  bool anchored = !rc && r->S->has_anchors && c->recorded && has_anchored(c);
   if (r->in != r->small) mem_free(r->in);
+  if (rc) return n;
+  n = push_results(r, c, r->slot[0] ? r->slot[0] : first);
+  if (anchored && n >= 0) anchor_results(r, first, last, n);
+  eager_call_clear(c);
+  if (n == RAISED) lua_error(r->L);
   return n;
 }
 

@@ -215,19 +215,18 @@ static int graph_pass(lua_State *L) {
   PlanOptions options = {0};
   settings.budget = (int64_t)lua_tonumber(L, 4);
   settings.measure = plan_measure, settings.measure_ud = &options;
+  Str *text = bind_new_text(S, L), *dot = bind_new_text(S, L);
   Graph *g = graph_parse(luaL_checkstring(L, 1));
   double seconds;
-  Str text = {0}, dot = {0};
   if (!g) return bind_raise(L);
   int rc = run_passes(g, names, &settings, &seconds);
-  if (!rc) graph_print(g, &text), graph_dot(g, &dot);
+  if (!rc) graph_print(g, text), graph_dot(g, dot);
   graph_destroy(g);
-  if (!rc && (text.failed || dot.failed)) rc = err_set(MF_ENOMEM, "out of memory");
-  if (!rc) lua_pushlstring(L, text.text, text.n);
-  if (!rc) lua_pushnumber(L, seconds);
-  if (!rc) lua_pushlstring(L, dot.text, dot.n);
-  str_free(&text), str_free(&dot);
-  return rc ? bind_raise(L) : 3;
+  if (rc) return bind_raise(L);
+  bind_push_text(L, text, "_graph_pass");
+  lua_pushnumber(L, seconds);
+  bind_push_text(L, dot, "_graph_pass");
+  return 3;
 }
 
 /* -- Making jobs ------------------------------------------------------------------------------- */
@@ -306,8 +305,10 @@ static int job_call(lua_State *L) {
   Tensor *in[MOST_TENSORS], *out[MOST_TENSORS];
   for (int k = 0; k < n_in; k++) in[k] = bind_check_tensor(S, L, k + 2, "run", "an argument");
   if (job_run(j, n_in, in, out)) return bind_raise(L);
-  luaL_checkstack(L, n_out + 4, "too many results");
-  for (int k = 0; k < n_out; k++) bind_push(S, L, out[k]);
+  if (bind_push_list(S, L, out, n_out, false)) {
+    for (int k = 0; k < n_out; k++) tensor_release(out[k]);
+    return lua_error(L);
+  }
   bind_pay(S, L);
   return n_out;
 }
@@ -354,28 +355,28 @@ static int job_fits_now(lua_State *L) {
   return 1;
 }
 
-static int push_text(lua_State *L, void (*print)(Job *, Str *)) {
-  Str s = {0};
-  print(check_job(L), &s);
-  lua_pushlstring(L, s.text ? s.text : "", s.n);
-  str_free(&s);
+static int push_text(lua_State *L, void (*print)(Job *, Str *), const char *what) {
+  Job *j = check_job(L);
+  Str *s = bind_new_text(bind_state(L), L);
+  print(j, s);
+  bind_push_text(L, s, what);
   return 1;
 }
 
 static int job_text(lua_State *L) {
-  return push_text(L, job_print);
+  return push_text(L, job_print, "text");
 }
 
 static int job_graphviz(lua_State *L) {
-  return push_text(L, job_dot);
+  return push_text(L, job_dot, "dot");
 }
 
 static int job_plan(lua_State *L) {
-  return push_text(L, job_print_plan);
+  return push_text(L, job_print_plan, "plan");
 }
 
 static int job_memory(lua_State *L) {
-  return push_text(L, job_print_memory);
+  return push_text(L, job_print_memory, "memory");
 }
 
 /* job:captures() -> a list of {name, tensor, written}, in the order of ports. */

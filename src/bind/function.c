@@ -109,26 +109,43 @@ static int take_gradients(State *S, lua_State *L, const Node *n, const bool *nee
   return 0;
 }
 
-static int function(void *ud, Node *n, Tensor *const *gout, const bool *need, Tensor **gin) {
-  State *S = ud;
-  lua_State *L = S->L;
-  if (!lua_checkstack(L, LUA_MINSTACK)) return err_set(MF_ENOMEM, "backward: Lua's stack is full");
-  int top = lua_gettop(L);
+typedef struct Call {
+  State *S;
+  Node *n;
+  Tensor *const *gout;
+  const bool *need;
+  Tensor **gin;
+  int rc;
+} Call;
+
+/* Guarded. Argument: the Call. */
+static int call_backward(lua_State *L) {
+  Call *c = lua_touserdata(L, 1);
+  State *S = c->S;
+  Node *n = c->n;
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->function_backward);
   int rc = 0;
   if (!bind_push_context(S, L, n->seq))
     rc = err_set(MF_EUNSUPPORTED, "backward: a function's context is gone");
-  if (!rc) rc = push_gradients(S, L, n, gout);
+  if (!rc) rc = push_gradients(S, L, n, c->gout);
   lua_createtable(L, n->n_in, 0);
   for (int k = 0; k < n->n_in; k++) {
-    lua_pushboolean(L, need[k]);
+    lua_pushboolean(L, c->need[k]);
     lua_rawseti(L, -2, k + 1);
   }
   lua_pushboolean(L, S->E->retaining);
   if (!rc) rc = bind_protected(S, L, 4, 1);
-  if (!rc) rc = take_gradients(S, L, n, need, gin);
-  lua_settop(L, top);
-  return rc;
+  c->rc = rc ? rc : take_gradients(S, L, n, c->need, c->gin);
+  return 0;
+}
+
+static int function(void *ud, Node *n, Tensor *const *gout, const bool *need, Tensor **gin) {
+  State *S = ud;
+  lua_State *L = S->L;
+  if (!lua_checkstack(L, LUA_MINSTACK)) return err_set(MF_ENOMEM, "backward: Lua's stack is full");
+  Call c = {S, n, gout, need, gin, 0};
+  int rc = bind_guarded(S, L, call_backward, &c);
+  return rc ? rc : c.rc;
 }
 
 /* mf._set_function(f): f(ctx, gradients, need, retain) returns a table of the inputs' gradients. */

@@ -13,6 +13,16 @@ static int add_traceback(lua_State *L) {
   return 1;
 }
 
+/* Takes the error value off the stack. Its place is there already, so that Lua needs no memory. */
+static int keep_error(State *S, lua_State *L) {
+  const char *text =
+      lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "an error value that is no string";
+  int rc = err_set(MF_ELUA, "%s", text);
+  lua_rawseti(L, LUA_REGISTRYINDEX, S->error);
+  S->has_error = true;
+  return rc;
+}
+
 int bind_protected(State *S, lua_State *L, int n_in, int n_out) {
   int base = lua_gettop(L) - n_in;
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->traceback);
@@ -20,20 +30,21 @@ int bind_protected(State *S, lua_State *L, int n_in, int n_out) {
   int status = lua_pcall(L, n_in, n_out, base);
   S->L = L; /* the function may have run coroutines */
   lua_remove(L, base);
-  if (!status) return 0;
-  const char *text =
-      lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "an error value that is no string";
-  int rc = err_set(MF_ELUA, "%s", text);
-  luaL_unref(L, LUA_REGISTRYINDEX, S->error);
-  S->error = luaL_ref(L, LUA_REGISTRYINDEX);
-  return rc;
+  return status ? keep_error(S, L) : 0;
+}
+
+int bind_guarded(State *S, lua_State *L, lua_CFunction body, void *ud) {
+  int status = lua_cpcall(L, body, ud);
+  S->L = L;
+  return status ? keep_error(S, L) : 0;
 }
 
 int bind_raise_kept(State *S, lua_State *L, int code) {
-  if (code != MF_ELUA || S->error == LUA_NOREF) return bind_raise(L);
+  if (code != MF_ELUA || !S->has_error) return bind_raise(L);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->error);
-  luaL_unref(L, LUA_REGISTRYINDEX, S->error);
-  S->error = LUA_NOREF;
+  lua_pushboolean(L, false);
+  lua_rawseti(L, LUA_REGISTRYINDEX, S->error);
+  S->has_error = false;
   return lua_error(L);
 }
 
@@ -308,12 +319,9 @@ static int grad(lua_State *L) {
     for (int k = 0; k < b.n_in; k++) tensor_release(b.grads[k]);
     return bind_raise_kept(S, L, rc);
   }
-  lua_createtable(L, b.n_in, 0);
-  for (int k = 0; k < b.n_in; k++) {
-    bind_push(S, L, b.grads[k]);
-    lua_rawseti(L, -2, k + 1);
-  }
-  return 1;
+  if (!bind_push_list(S, L, b.grads, b.n_in, true)) return 1;
+  for (int k = 0; k < b.n_in; k++) tensor_release(b.grads[k]);
+  return lua_error(L);
 }
 
 /* mf._with_gradients(params, f, ...): the results of f(gradients, ...). gradients[i] is that of

@@ -73,8 +73,18 @@ static bool push_registered(State *S, lua_State *L, Tensor *t) {
   return false;
 }
 
+/* Lua may run out of memory, and raise, while t is nobody's. So it is noted in `flight`, and
+ * released by a later push that finds it there. Lua's finalizers may push meanwhile, but their
+ * frames lie deeper in the C stack than that of the push that waits for them: what was noted at a
+ * frame that is not further out is left over. */
 static Handle *push_new(State *S, lua_State *L, Tensor *t) {
+  const char *frame = __builtin_frame_address(0);
+  while (S->n_flight && S->flight[S->n_flight - 1].frame <= frame)
+    tensor_release(S->flight[--S->n_flight].t);
+  int n = S->n_flight;
+  if (n < FLIGHT) S->flight[S->n_flight++] = (Flight){t, frame};
   Handle *h = lua_newuserdata(L, sizeof *h);
+  S->n_flight = n;
   h->tag = S;
   h->t = t;
   h->scope = 0;
@@ -114,6 +124,34 @@ void bind_push(State *S, lua_State *L, Tensor *t) {
   } else {
     enter_scope(S, push_new(S, L, t));
   }
+}
+
+typedef struct Pushing {
+  State *S;
+  Tensor **list;
+  int n;
+  bool as_table;
+} Pushing;
+
+/* Under lua_pcall. Argument: the Pushing. */
+static int push_list(lua_State *L) {
+  Pushing *p = lua_touserdata(L, 1);
+  luaL_checkstack(L, p->as_table ? 4 : p->n + 4, "too many results");
+  if (p->as_table) lua_createtable(L, p->n, 0);
+  for (int k = 0; k < p->n; k++) {
+    Tensor *t = p->list[k];
+    p->list[k] = NULL;
+    bind_push(p->S, L, t);
+    if (p->as_table) lua_rawseti(L, -2, k + 1);
+  }
+  return p->as_table ? 1 : p->n;
+}
+
+int bind_push_list(State *S, lua_State *L, Tensor **list, int n, bool as_table) {
+  Pushing p = {S, list, n, as_table};
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->push_list);
+  lua_pushlightuserdata(L, &p);
+  return lua_pcall(L, 1, as_table ? 1 : n, 0);
 }
 
 void bind_push_shared(State *S, lua_State *L, Tensor *t) {
@@ -244,7 +282,10 @@ void bind_open_handles(State *S, lua_State *L) {
     S->line_handles[k] = push_new(S, L, NULL);
     S->line_handle[k] = luaL_ref(L, LUA_REGISTRYINDEX);
   }
-  S->error = LUA_NOREF;
+  lua_pushcfunction(L, push_list);
+  S->push_list = luaL_ref(L, LUA_REGISTRYINDEX);
+  lua_pushboolean(L, false);
+  S->error = luaL_ref(L, LUA_REGISTRYINDEX);
   S->E->owner.ud = S;
   S->E->owner.reclaim = reclaim;
 }

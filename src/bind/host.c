@@ -5,6 +5,7 @@
  */
 #include <lualib.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,20 @@
 #include "state_int.h"
 
 static const char host_key[] = "moonflow.host", results_key[] = "moonflow.results";
+/* Functions in the registry, under the addresses of these: there Lua needs no memory to push them,
+ * so that nothing is raised outside of protected calls. */
+static const char traceback_key, call_key;
+
+static void push_function(lua_State *L, const char *key) {
+  lua_pushlightuserdata(L, (void *)(uintptr_t)key);
+  lua_rawget(L, LUA_REGISTRYINDEX);
+}
+
+static void set_function(lua_State *L, const char *key, lua_CFunction f) {
+  lua_pushlightuserdata(L, (void *)(uintptr_t)key);
+  lua_pushcfunction(L, f);
+  lua_rawset(L, LUA_REGISTRYINDEX);
+}
 
 /* -- Protected calls --------------------------------------------------------------------------- */
 
@@ -33,7 +48,7 @@ static int add_traceback(lua_State *L) {
 
 int host_pcall(lua_State *L, int n_in, int n_out) {
   int base = lua_gettop(L) - n_in;
-  lua_pushcfunction(L, add_traceback);
+  push_function(L, &traceback_key);
   lua_insert(L, base);
   int status = lua_pcall(L, n_in, n_out, base);
   lua_remove(L, base);
@@ -82,96 +97,6 @@ void mf_state_interrupt(mf_state *s) {
 void host_drop_interrupt(lua_State *L) {
   lua_sethook(L, NULL, 0, 0);
   atomic_store(&host_of(L)->context->interrupted, false);
-}
-
-/* -- States ------------------------------------------------------------------------------------ */
-
-/* Room for the machine code of training loops, which is more than LuaJIT's defaults give. */
-static void tune_jit(lua_State *L) {
-  static const char *const options[] = {"maxtrace=2000", "maxrecord=8000", "maxmcode=16384",
-                                        "sizemcode=128"};
-  lua_getglobal(L, "jit");
-  lua_getfield(L, -1, "opt");
-  lua_getfield(L, -1, "start");
-  for (int i = 0; i < 4; i++) lua_pushstring(L, options[i]);
-  lua_call(L, 4, 0);
-  lua_pop(L, 2);
-}
-
-typedef struct Opening {
-  mf_state *s;
-  bool ignore_environment;
-} Opening;
-
-static int open_state(lua_State *L) {
-  const Opening *o = lua_touserdata(L, 1);
-  lua_pushlightuserdata(L, o->s);
-  lua_setfield(L, LUA_REGISTRYINDEX, host_key);
-  lua_pushboolean(L, o->ignore_environment);
-  lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV"); /* read by luaL_openlibs */
-  luaL_openlibs(L);
-  tune_jit(L);
-  bind_use_context(L, o->s->context);
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "preload");
-  lua_pushcfunction(L, luaopen_moonflow);
-  lua_setfield(L, -2, "moonflow");
-  return 0;
-}
-
-mf_status mf_state_create(mf_context *context, const mf_state_config *config, mf_state **out) {
-  if (!context || !out)
-    return (mf_status)err_set(MF_EINVAL, "mf_state_create: context and out must not be NULL");
-  *out = NULL;
-  mf_state *s = mem_zalloc(sizeof *s);
-  if (!s) return (mf_status)err_set(MF_ENOMEM, "mf_state_create: out of memory");
-  s->context = (Context *)context;
-  context_retain(s->context);
-  s->E = eager_create(s->context);
-  s->L = luaL_newstate();
-  Opening o = {.s = s};
-  if (config && config->struct_size >= sizeof *config)
-    o.ignore_environment = config->ignore_environment;
-  mf_status status = s->E && s->L ? take_error(s->L, lua_cpcall(s->L, open_state, &o))
-                                  : (mf_status)err_set(MF_ENOMEM, "mf_state_create: out of memory");
-  if (status) mf_state_destroy(s);
-  else *out = s;
-  return status;
-}
-
-void mf_state_destroy(mf_state *s) {
-  if (!s) return;
-  if (s->L) lua_close(s->L);
-  eager_destroy(s->E);
-  context_release(s->context);
-  mem_free(s);
-}
-
-lua_State *mf_state_lua(mf_state *s) {
-  return s->L;
-}
-
-/* -- Chunks ------------------------------------------------------------------------------------ */
-
-mf_status mf_dostring(mf_state *s, const char *text, const char *name) {
-  if (!s || !text)
-    return (mf_status)err_set(MF_EINVAL, "mf_dostring: state and text must not be NULL");
-  int top = lua_gettop(s->L);
-  char chunk[256];
-  snprintf(chunk, sizeof chunk, "=%s", name ? name : "?");
-  int status = luaL_loadbuffer(s->L, text, strlen(text), chunk);
-  if (!status) status = host_pcall(s->L, 0, 0);
-  mf_status result = take_error(s->L, status);
-  lua_settop(s->L, top);
-  return result;
-}
-
-mf_status mf_dofile(mf_state *s, const char *path) {
-  if (!s || !path)
-    return (mf_status)err_set(MF_EINVAL, "mf_dofile: state and path must not be NULL");
-  int status = luaL_loadfile(s->L, path);
-  if (!status) status = host_pcall(s->L, 0, 0);
-  return take_error(s->L, status);
 }
 
 /* -- Calls ------------------------------------------------------------------------------------- */
@@ -261,6 +186,100 @@ static int call(lua_State *L) {
   return 0;
 }
 
+/* -- States ------------------------------------------------------------------------------------ */
+
+/* Room for the machine code of training loops, which is more than LuaJIT's defaults give. */
+static void tune_jit(lua_State *L) {
+  static const char *const options[] = {"maxtrace=2000", "maxrecord=8000", "maxmcode=16384",
+                                        "sizemcode=128"};
+  lua_getglobal(L, "jit");
+  lua_getfield(L, -1, "opt");
+  lua_getfield(L, -1, "start");
+  for (int i = 0; i < 4; i++) lua_pushstring(L, options[i]);
+  lua_call(L, 4, 0);
+  lua_pop(L, 2);
+}
+
+typedef struct Opening {
+  mf_state *s;
+  bool ignore_environment;
+} Opening;
+
+static int open_state(lua_State *L) {
+  const Opening *o = lua_touserdata(L, 1);
+  lua_pushlightuserdata(L, o->s);
+  lua_setfield(L, LUA_REGISTRYINDEX, host_key);
+  set_function(L, &traceback_key, add_traceback);
+  set_function(L, &call_key, call);
+  lua_pushboolean(L, o->ignore_environment);
+  lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV"); /* read by luaL_openlibs */
+  luaL_openlibs(L);
+  tune_jit(L);
+  bind_use_context(L, o->s->context);
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "preload");
+  lua_pushcfunction(L, luaopen_moonflow);
+  lua_setfield(L, -2, "moonflow");
+  return 0;
+}
+
+mf_status mf_state_create(mf_context *context, const mf_state_config *config, mf_state **out) {
+  if (!context || !out)
+    return (mf_status)err_set(MF_EINVAL, "mf_state_create: context and out must not be NULL");
+  *out = NULL;
+  mf_state *s = mem_zalloc(sizeof *s);
+  if (!s) return (mf_status)err_set(MF_ENOMEM, "mf_state_create: out of memory");
+  s->context = (Context *)context;
+  context_retain(s->context);
+  s->E = eager_create(s->context);
+  s->L = bind_new_lua();
+  Opening o = {.s = s};
+  if (config && config->struct_size >= sizeof *config)
+    o.ignore_environment = config->ignore_environment;
+  mf_status status = s->E && s->L ? take_error(s->L, lua_cpcall(s->L, open_state, &o))
+                                  : (mf_status)err_set(MF_ENOMEM, "mf_state_create: out of memory");
+  if (status) mf_state_destroy(s);
+  else *out = s;
+  return status;
+}
+
+void mf_state_destroy(mf_state *s) {
+  if (!s) return;
+  if (s->L) lua_close(s->L);
+  eager_destroy(s->E);
+  context_release(s->context);
+  mem_free(s);
+}
+
+lua_State *mf_state_lua(mf_state *s) {
+  return s->L;
+}
+
+/* -- Chunks ------------------------------------------------------------------------------------ */
+
+mf_status mf_dostring(mf_state *s, const char *text, const char *name) {
+  if (!s || !text)
+    return (mf_status)err_set(MF_EINVAL, "mf_dostring: state and text must not be NULL");
+  int top = lua_gettop(s->L);
+  char chunk[256];
+  snprintf(chunk, sizeof chunk, "=%s", name ? name : "?");
+  int status = luaL_loadbuffer(s->L, text, strlen(text), chunk);
+  if (!status) status = host_pcall(s->L, 0, 0);
+  mf_status result = take_error(s->L, status);
+  lua_settop(s->L, top);
+  return result;
+}
+
+mf_status mf_dofile(mf_state *s, const char *path) {
+  if (!s || !path)
+    return (mf_status)err_set(MF_EINVAL, "mf_dofile: state and path must not be NULL");
+  int status = luaL_loadfile(s->L, path);
+  if (!status) status = host_pcall(s->L, 0, 0);
+  return take_error(s->L, status);
+}
+
+/* -- Entry to calls ---------------------------------------------------------------------------- */
+
 /* Whether argument i can be pushed. */
 static int check_value(const mf_value *v, int i) {
   if ((int)v->kind < MF_NIL || v->kind > MF_TENSOR)
@@ -284,7 +303,7 @@ mf_status mf_call(mf_state *s, const char *function, int n_in, const mf_value *i
     if ((code = check_value(&in[i], i))) return (mf_status)code;
   Call c = {function, n_in, n_out, in, out};
   if (!lua_checkstack(s->L, 3)) return (mf_status)err_set(MF_ENOMEM, "mf_call: out of memory");
-  lua_pushcfunction(s->L, call);
+  push_function(s->L, &call_key);
   lua_pushlightuserdata(s->L, &c);
   mf_status status = take_error(s->L, host_pcall(s->L, 1, 0));
   for (int i = 0; status && i < n_out; i++) {

@@ -26,7 +26,8 @@ typedef struct Link {
   pthread_t thread;
   Context *context;
   MessageQueue to_worker, to_owner;
-  int refs; /* the two ends, and feeds; under the lock */
+  int refs;      /* the two ends, and feeds; under the lock */
+  char why[200]; /* why the thread ended before it could serve; under the lock */
 } Link;
 
 void link_put(MessageQueue *q, Message *m);

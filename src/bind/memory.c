@@ -7,6 +7,17 @@
 #include "state.h"
 #include "thread.h"
 
+/* Under lua_pcall. Arguments: the State, and values that outlive the scope; returns these. */
+static int keep_results(lua_State *L) {
+  State *S = lua_touserdata(L, 1);
+  int n = lua_gettop(L);
+  luaL_checkstack(L, 2, "too many results");
+  lua_newtable(L);
+  for (int k = 2; k <= n; k++) bind_scope_keep(S, L, k, n + 1);
+  lua_pop(L, 1);
+  return n - 1;
+}
+
 /* mf.scope(f, ...): f's results; every other tensor that f made is released, but for what the tape
  * keeps. Results may be tables of tensors. */
 static int scope(lua_State *L) {
@@ -16,9 +27,13 @@ static int scope(lua_State *L) {
                       luaL_typename(L, 1));
   uint32_t mark = bind_scope_begin(S);
   int rc = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0), n = rc ? 0 : lua_gettop(L);
-  lua_newtable(L);
-  for (int k = 1; k <= n; k++) bind_scope_keep(S, L, k, lua_gettop(L));
-  lua_pop(L, 1);
+  if (!rc) {
+    lua_rawgeti(L, LUA_REGISTRYINDEX, S->keep_results);
+    lua_insert(L, 1);
+    lua_pushlightuserdata(L, S);
+    lua_insert(L, 2);
+    rc = lua_pcall(L, n + 1, n, 0);
+  }
   bind_scope_end(S, mark);
   return rc ? lua_error(L) : n;
 }
@@ -112,6 +127,8 @@ static int memory_usage(lua_State *L) {
 }
 
 void bind_open_memory(State *S, lua_State *L) {
+  lua_pushcfunction(L, keep_results);
+  S->keep_results = luaL_ref(L, LUA_REGISTRYINDEX);
   bind_function(S, L, "scope", scope);
   bind_function(S, L, "_keep", keep);
   bind_function(S, L, "memory_stats", memory_stats);

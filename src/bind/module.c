@@ -27,6 +27,7 @@ State *bind_find_state(lua_State *L) {
 /* The last finalizer of the Lua state, since it was made first: no tensor is left. */
 static int state_gc(lua_State *L) {
   State *S = lua_touserdata(L, 1);
+  while (S->n_flight) tensor_release(S->flight[--S->n_flight].t);
   vec_free(&S->scope);
   str_free(&S->form);
   eager_destroy(S->E);
@@ -104,6 +105,7 @@ static void open_core(State *S, lua_State *L) {
   bind_open_table(S, L);
   bind_open_compile(S, L);
   bind_open_profile(S, L);
+  bind_open_fault(S, L);
 }
 
 MF_LUA_API int luaopen_moonflow(lua_State *L) {

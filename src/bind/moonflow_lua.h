@@ -13,5 +13,7 @@ MF_LUA_API int luaopen_moonflow(lua_State *L);
 /* The context that the first luaopen_moonflow of L will use; not counted here, and counted by the
  * state that is made. */
 void bind_use_context(lua_State *L, Context *context);
+/* luaL_newstate; in a build for faults its heap may run out. */
+lua_State *bind_new_lua(void);
 
 #endif

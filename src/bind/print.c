@@ -273,6 +273,27 @@ static const PrintOptions *options_of(lua_State *L) {
   return lua_touserdata(L, lua_upvalueindex(2));
 }
 
+/* -- Texts ------------------------------------------------------------------------------------- */
+
+static int text_gc(lua_State *L) {
+  str_free(lua_touserdata(L, 1));
+  return 0;
+}
+
+Str *bind_new_text(State *S, lua_State *L) {
+  Str *s = lua_newuserdata(L, sizeof *s);
+  *s = (Str){0};
+  lua_rawgeti(L, LUA_REGISTRYINDEX, S->text_mt);
+  lua_setmetatable(L, -2);
+  return s;
+}
+
+void bind_push_text(lua_State *L, Str *s, const char *function) {
+  if (s->failed) bind_error(L, "%s: out of memory", function);
+  lua_pushlstring(L, s->text ? s->text : "", s->n);
+  str_free(s);
+}
+
 static int tensor_tostring(lua_State *L) {
   State *S = bind_state(L);
   Tensor *t = ((Handle *)lua_touserdata(L, 1))->t;
@@ -282,14 +303,9 @@ static int tensor_tostring(lua_State *L) {
   }
   if (t->storage && storage_absence(t->storage) && tensor_check_data(t, "tostring"))
     return bind_raise(L);
-  Str s = {0};
-  put_tensor(&s, S, options_of(L), t);
-  if (s.failed) {
-    str_free(&s);
-    return bind_error(L, "tostring: out of memory");
-  }
-  lua_pushlstring(L, s.text, s.n);
-  str_free(&s);
+  Str *s = bind_new_text(S, L);
+  put_tensor(s, S, options_of(L), t);
+  bind_push_text(L, s, "tostring");
   return 1;
 }
 
@@ -389,5 +405,9 @@ void bind_open_print(State *S, lua_State *L) {
   put_function(S, L, module, options, "get_printoptions", get_printoptions);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->tensor_mt);
   put_function(S, L, options + 1, options, "__tostring", tensor_tostring);
+  lua_createtable(L, 0, 1);
+  lua_pushcfunction(L, text_gc);
+  lua_setfield(L, -2, "__gc");
+  S->text_mt = luaL_ref(L, LUA_REGISTRYINDEX);
   lua_pop(L, 2);
 }

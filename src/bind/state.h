@@ -23,7 +23,13 @@ typedef struct Handle {
   bool keep; /* at the end of its scope it is among the results */
 } Handle;
 
-enum { LINE_HANDLES = 32 };
+enum { LINE_HANDLES = 32, FLIGHT = 8 };
+
+/* A count that a push has taken and not yet given to a handle; see handle.c. */
+typedef struct Flight {
+  Tensor *t;
+  const char *frame; /* of the push, in the C stack */
+} Flight;
 
 struct State {
   lua_State *L;     /* the coroutine that called in last; only for what that call runs */
@@ -32,6 +38,8 @@ struct State {
   Context *context;
   VEC(Handle *) scope; /* handles made since scopes began; NULL: collected or released */
   int scope_depth;
+  Flight flight[FLIGHT]; /* the first n_flight */
+  int n_flight;
   int tensor_mt, dtype_mt, shape_mt, generator_mt; /* references in the registry */
   int methods, handles, core; /* tables: tensor methods; weak Tensor* -> userdata; the module */
   struct OpQuick *quick;      /* by op; see call.c */
@@ -45,11 +53,13 @@ struct State {
   bool has_anchors;  /* there was one, ever */
   struct Pass *pass; /* the pass with anchors that runs; NULL: none */
   int anchor_pins, function_backward, hook_handle_mt; /* references */
-  int error;           /* reference: the error value with which a callback ended, or LUA_NOREF */
+  int error; /* reference: the error value with which a callback ended, if has_error */
+  bool has_error;
   int traceback;       /* reference: the handler of bind_protected */
   struct Job *tracing; /* the step that is traced; NULL: none */
   int scalars;         /* reference: what the step that is traced uses, or LUA_NOREF */
   int scalar_mt;       /* reference */
+  int text_mt, push_list, keep_results; /* references */
   Str form;   /* of the arguments of a compiled function: kept, so that calls allocate nothing */
   int wheres; /* reference: lines of the user's program, for anomaly mode */
 };
@@ -77,6 +87,9 @@ bool bind_where(lua_State *L, int level, char *buf, size_t n);
 
 /* Pushes a tensor, taking one count (also on failure, which raises). NULL pushes nil. */
 void bind_push(State *S, lua_State *L, Tensor *t);
+/* Pushes n tensors, or a table of them, each taking its count out of the list. When Lua runs out of
+ * memory, its status and the error value instead; what the list still has is the caller's. */
+int bind_push_list(State *S, lua_State *L, Tensor **list, int n, bool as_table);
 /* Pushes the one userdata of a tensor that C and Lua both keep (a gradient, a base); adds a count
  * of its own. */
 void bind_push_shared(State *S, lua_State *L, Tensor *t);
@@ -85,6 +98,11 @@ void bind_push_own(State *S, lua_State *L, Tensor *t);
 void bind_close(State *S, lua_State *L, int index);
 /* Makes the userdata at `index` the one that bind_push_shared finds. */
 void bind_share(State *S, lua_State *L, int index);
+
+/* A text that is freed with its userdata, which is on the top of the stack: whatever raises. */
+Str *bind_new_text(State *S, lua_State *L);
+/* Pushes the text and frees it; raises "FUNCTION: out of memory" when it could not grow. */
+void bind_push_text(lua_State *L, Str *s, const char *function);
 
 /* The handle at an index or NULL; never raises. */
 static inline Handle *bind_to_handle(const State *S, lua_State *L, int index) {
@@ -152,6 +170,9 @@ const Op *bind_op_of(lua_State *L, int index, bool *into);
 /* Runs a function of Lua's for C: it and its n_in arguments are at the top. On failure MF_ELUA, and
  * the error value, with a traceback if it is a string, waits for bind_raise_kept. */
 int bind_protected(State *S, lua_State *L, int n_in, int n_out);
+/* Calls body on L with `ud` as its argument, for C that holds something: what Lua raises there, out
+ * of memory included, comes back as with bind_protected. */
+int bind_guarded(State *S, lua_State *L, lua_CFunction body, void *ud);
 /* Raises what a callback raised when the code is MF_ELUA, else the current error text. */
 int bind_raise_kept(State *S, lua_State *L, int code);
 
@@ -182,6 +203,7 @@ void bind_open_handles(State *S, lua_State *L);
 void bind_open_tensor(State *S, lua_State *L);
 void bind_open_compile(State *S, lua_State *L);
 void bind_open_profile(State *S, lua_State *L);
+void bind_open_fault(State *S, lua_State *L);
 void bind_open_ops(State *S, lua_State *L);
 void bind_open_lines(State *S, lua_State *L);
 void bind_open_grad(State *S, lua_State *L);

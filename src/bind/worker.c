@@ -12,12 +12,14 @@
  * it finds its queue closed. Waiting on Lua's side ends on the context's interrupt. */
 #include <lualib.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "host.h"
 #include "link.h"
 #include "moonflow_lua.h"
+#include "thread_start.h"
 
 /* The userdata of an end. */
 typedef struct End {
@@ -64,7 +66,8 @@ static void end_close(End *end) {
   if (!link) return;
   end->link = NULL;
   pthread_mutex_lock(&link->lock);
-  link->to_worker.closed = link->to_owner.closed = true;
+  link->to_worker.closed = true;
+  if (!end->inside) link->to_owner.closed = true; /* the thread does, when it knows why it ended */
   if (!end->inside) link_queue_free(&link->to_worker);
   pthread_cond_broadcast(&link->changed);
   pthread_mutex_unlock(&link->lock);
@@ -212,6 +215,20 @@ static int message_gc(lua_State *L) {
   return 0;
 }
 
+/* nil twice and the reason, when the other side ended before it could say one itself. */
+static int push_why(lua_State *L, Link *link) {
+  char why[sizeof link->why] = "";
+  if (link) {
+    pthread_mutex_lock(&link->lock);
+    memcpy(why, link->why, sizeof why);
+    pthread_mutex_unlock(&link->lock);
+  }
+  lua_pushnil(L);
+  lua_pushnil(L);
+  lua_pushstring(L, why);
+  return *why ? 3 : 0;
+}
+
 static int end_receive(lua_State *L) {
   State *S = bind_state(L);
   End *end = check_end(L);
@@ -228,7 +245,7 @@ static int end_receive(lua_State *L) {
     err_set(MF_EINTR, "interrupted");
     return bind_raise(L);
   }
-  if (!*held) return 0;
+  if (!*held) return push_why(L, end->link);
   Message *m = *held;
   lua_pushlstring(L, m->bytes, m->n);
   link_push_tensors(S, L, m);
@@ -292,16 +309,15 @@ static int worker_main(lua_State *L) {
 
 static void *worker_thread(void *arg) {
   Link *link = arg;
-  lua_State *L = luaL_newstate();
-  if (L) {
-    lua_pushcfunction(L, worker_main);
-    lua_pushlightuserdata(L, link);
-    lua_pcall(
-        L, 1, 0,
-        0); /* serve reports its errors as messages; what fails before it leaves the queue closed */
+  lua_State *L = bind_new_lua();
+  char why[sizeof link->why] = "out of memory";
+  if (L) { /* serve reports its errors as messages */
+    if (!lua_cpcall(L, worker_main, link)) *why = 0;
+    else if (lua_tostring(L, -1)) snprintf(why, sizeof why, "%s", lua_tostring(L, -1));
     lua_close(L);
   }
   pthread_mutex_lock(&link->lock);
+  memcpy(link->why, why, sizeof why);
   link->to_owner.closed = true;
   pthread_cond_broadcast(&link->changed);
   pthread_mutex_unlock(&link->lock);
@@ -322,7 +338,7 @@ static int worker_start(lua_State *L) {
   link->context = S->context;
   context_retain(S->context);
   link->refs = 2; /* this end and the thread; the worker's end counts itself */
-  if (pthread_create(&link->thread, NULL, worker_thread, link)) {
+  if (thread_start(&link->thread, worker_thread, link)) {
     link->refs = 1;
     link_release(link);
     return bind_error(L, "worker: the system gives no more threads");

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "net_int.h"
+#include "thread_start.h"
 
 int comm_make_key(char out[COMM_KEY_BYTES]) {
   char public_key[COMM_KEY_BYTES];
@@ -190,7 +191,7 @@ int comm_zmq(const CommJoin *j, const CommOptions *o, Comm **out) {
   Net *n = net_create(j, o);
   if (!n) return err_set(MF_ENOMEM, "comm: out of memory");
   int code = meet_open(n, j);
-  if (!code && pthread_create(&n->thread, NULL, net_main, n))
+  if (!code && thread_start(&n->thread, net_main, n))
     code = err_set(MF_ENOMEM, "comm: the system gives no more threads");
   else if (!code) code = wait_for_all(n);
   if (!code && !comm_world(n->c)) {

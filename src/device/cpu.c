@@ -13,6 +13,8 @@
 #include <sys/mman.h>
 
 #include "context.h"
+#include "fault.h"
+#include "hard.h"
 #include "mem.h"
 
 enum { ALIGN = 64, CLASSES = 256, HUGE_PAGE = 2 << 20, ATTACHED = 16 };
@@ -58,6 +60,7 @@ static void cache_empty_locked(CpuDevice *c) {
 
 static void *system_alloc(size_t bytes) {
   void *p = NULL;
+  if (fault_here(FAULT_DEVICE)) return NULL;
   size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGN;
   if (posix_memalign(&p, align, bytes)) return NULL;
   if (bytes >= HUGE_PAGE)
@@ -68,7 +71,7 @@ static void *system_alloc(size_t bytes) {
 static void *cpu_alloc(Device *d, size_t bytes, Stream *s) {
   (void)s;
   CpuDevice *c = (CpuDevice *)d;
-  if (bytes > SIZE_MAX / 4) return NULL;
+  if (bytes > SIZE_MAX / 4 || fault_here(FAULT_DEVICE)) return NULL;
   size_t size;
   int k = class_of(bytes, &size);
   pthread_mutex_lock(&c->lock);
@@ -95,6 +98,7 @@ static void *cpu_alloc(Device *d, size_t bytes, Stream *s) {
     if (c->stats.in_use > c->stats.peak) c->stats.peak = c->stats.in_use;
   }
   pthread_mutex_unlock(&c->lock);
+  if (b) hard_fill(b, size, HARD_DATA);
   return b;
 }
 
@@ -103,6 +107,7 @@ static void cpu_release(Device *d, void *p, size_t bytes, Stream *s) {
   CpuDevice *c = (CpuDevice *)d;
   size_t size;
   int k = class_of(bytes, &size);
+  hard_fill(p, size, HARD_DATA);
   FreeBlock *b = p;
   pthread_mutex_lock(&c->lock);
   b->next = c->free_blocks[k];

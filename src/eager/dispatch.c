@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "call_int.h"
+#include "fault.h"
 #include "mem.h"
 #include "op_args.h"
 #include "op_ids.h"
@@ -210,6 +211,7 @@ static int launch(Eager *E, EagerCall *c) {
   if (scratch && !(call.scratch = stream_scratch(call.stream, scratch)))
     rc = out_of_scratch(c, scratch);
   Watch *watch = watch_of(E->context);
+  if (!rc) rc = fault_launch(c->op->name);
   if (!rc) rc = watch ? watch_launch(watch, spec, &call, eager_where(E)) : spec->cpu(&call);
   if (views != small) mem_free(views);
   return rc;

@@ -2,6 +2,7 @@
  */
 #include <string.h>
 
+#include "hard.h"
 #include "plan_int.h"
 
 /* -- What follows ------------------------------------------------------------------------------ */
@@ -131,7 +132,7 @@ typedef struct Split {
 } Split;
 
 static Split make_steps(Plan *p, int stream, bool each) {
-  Split s = {p, find_touches(p), (int)p->tasks.n, each && p->steps.n};
+  Split s = {p, find_touches(p), (int)p->tasks.n, (HARD || each) && p->steps.n};
   if (!s.each) plan_add_task(p, stream, (int)p->steps.n);
   for (size_t i = 0; s.each && i < p->steps.n; i++) plan_add_task(p, stream, 1);
   return s;

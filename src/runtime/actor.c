@@ -39,6 +39,7 @@
 #include <string.h>
 
 #include "err.h"
+#include "hard.h"
 #include "str.h"
 #include "watch.h"
 
@@ -177,8 +178,21 @@ static void turn(Actor *a) {
   }
 }
 
+/* In a hard build: what others have read is no more when it is made anew. */
+static void fill_outputs(const Actor *a) {
+  const Runtime *r = a->worker->runtime;
+  for (int i = 0; i < a->n_out; i++) {
+    const PlanRegister *reg = &r->plan->registers.at[a->out[i].reg];
+    int64_t size = (reg->bytes + PLAN_ALIGN - 1) & ~(int64_t)(PLAN_ALIGN - 1);
+    int64_t at = reg->offset + (int64_t)(a->acts % (uint64_t)reg->n_buffers) * size;
+    if (reg->home == PLAN_BLOCK && reg->stream == PLAN_SHARED)
+      hard_fill(r->block + at, (size_t)reg->bytes, HARD_DATA);
+  }
+}
+
 static int work(Actor *a) {
   Runtime *r = a->worker->runtime;
+  if (HARD) fill_outputs(a);
   if (a->n_turns) turn(a);
   if (r->rounds && a->task == r->opener) runtime_open(r, a->acts);
   if (a->task->call == PLAN_NO_CALL) return runtime_launch(r, a->task->first, a->task->n);

@@ -100,6 +100,7 @@ struct Worker {
   atomic_bool mail;    /* something above is new */
   atomic_ullong beats; /* acts, for the watchdog */
   atomic_int busy;     /* the task that runs; -1: none */
+  uint32_t luck;       /* of a hard build */
 };
 
 /* A call of the host. */
@@ -157,6 +158,8 @@ struct Runtime {
   RuntimeOptions options;
   char *block;
   OpCall *calls; /* one per step */
+  int *dead,
+      *dead_at; /* of a hard build: step i is the last for dead[dead_at[i] .. dead_at[i + 1]) */
   int (**kernels)(const OpCall *);
   struct Port *ports[PLAN_HOMES];
   struct Patch *patches; /* what is set before a run */

@@ -7,6 +7,8 @@
 #include "actor.h"
 #include "context.h"
 #include "err.h"
+#include "fault.h"
+#include "hard.h"
 #include "mem.h"
 #include "thread.h"
 #include "watch.h"
@@ -196,7 +198,8 @@ static void make_workers(Runtime *r) {
     if (!count[s]) continue;
     worker_of[s] = r->n_workers;
     Worker *w = &r->workers[r->n_workers++];
-    *w = (Worker){.runtime = r, .stream = (int)s, .ring = 1, .most = 1};
+    *w = (Worker){
+        .runtime = r, .stream = (int)s, .ring = 1, .most = 1, .luck = hard_seed((uint32_t)s)};
     while (w->ring < (unsigned)count[s] + 1) w->ring *= 2;
     w->ready = arena_alloc(&r->arena, sizeof *w->ready * w->ring);
     w->actors = arena_alloc(&r->arena, sizeof *w->actors * (size_t)count[s]);
@@ -233,6 +236,22 @@ static void make_inboxes(Runtime *r) {
   }
 }
 
+/* Of a hard build: which registers of the block are used for the last time in each step. Those that
+ * streams share are their producers' matter, see actor.c. */
+static void find_dead(Runtime *r) {
+  const Plan *p = r->plan;
+  int n = 0;
+  r->dead = arena_array(&r->arena, int, p->registers.n);
+  r->dead_at = arena_array(&r->arena, int, p->steps.n + 1);
+  for (int i = 0; i < (int)p->steps.n; i++) {
+    for (int k = 0; k < (int)p->registers.n; k++) {
+      const PlanRegister *reg = &p->registers.at[k];
+      if (reg->home == PLAN_BLOCK && reg->stream != PLAN_SHARED && reg->last == i) r->dead[n++] = k;
+    }
+    r->dead_at[i + 1] = n;
+  }
+}
+
 typedef struct Making {
   Runtime *r;
   Stream *stream;
@@ -258,6 +277,7 @@ static void make(void *ud) {
   r->first_write = first_write(p);
   make_numbers(r);
   list_patches(r);
+  if (HARD) find_dead(r);
   give_streams(r, m->stream);
   actor_create_all(r);
   make_inboxes(r);
@@ -324,6 +344,21 @@ static void set_patch(const Patch *p, double value) {
   }
 }
 
+/* In a hard build nobody finds in its scratch what was there before, nor in a register what it had
+ * when its lifetime was over. */
+static void fill_scratch(const Runtime *r, int step) {
+  const OpCall *c = &r->calls[step];
+  const OpSpec *spec = c->op->spec[r->options.isa];
+  if (c->scratch && spec->scratch) hard_fill(c->scratch, spec->scratch(c), HARD_DATA);
+}
+
+static void fill_dead(const Runtime *r, int step) {
+  for (int k = r->dead_at[step]; k < r->dead_at[step + 1]; k++) {
+    const PlanRegister *reg = &r->plan->registers.at[r->dead[k]];
+    hard_fill(r->block + reg->offset, (size_t)reg->bytes, HARD_DATA);
+  }
+}
+
 /* Whether somebody wants it to stop: who waits for it, or after a failure all others. A step that
  * has begun to change what outlives it goes on to its end, so that an interrupt does not leave one
  * part of the parameters updated and another not. */
@@ -340,8 +375,12 @@ int runtime_launch(Runtime *r, int first, int n) {
   for (int i = first; i < first + n; i++) {
     Watch *watch = watch_of(r->device->context);
     const PlanStep *s = &r->plan->steps.at[i];
-    int rc = watch ? watch_launch(watch, s->op->spec[r->options.isa], &r->calls[i], s->where)
-                   : r->kernels[i](&r->calls[i]);
+    const OpCall *c = &r->calls[i];
+    if (HARD) fill_scratch(r, i);
+    int rc = fault_launch(s->op->name);
+    if (!rc)
+      rc = watch ? watch_launch(watch, s->op->spec[r->options.isa], c, s->where) : r->kernels[i](c);
+    if (HARD) fill_dead(r, i);
     if (!rc && i < r->first_write) rc = check_stop(r);
     if (rc) return s->where ? err_prefix(rc, s->where) : rc;
   }

@@ -7,6 +7,7 @@
  * parks, the waiting thread puts all actors back to the start and lets them go (`resets`); a stop
  * ends the sources, the rest follows by END, and a thread ends with the last of its actors. */
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -14,8 +15,10 @@
 #include "actor.h"
 #include "context.h"
 #include "err.h"
+#include "hard.h"
 #include "str.h"
 #include "thread.h"
+#include "thread_start.h"
 
 /* -- The letter box ---------------------------------------------------------------------------- */
 
@@ -95,8 +98,24 @@ static void fail(Runtime *r, int code) {
   }
 }
 
+/* In a hard build, any of those that are ready. */
 static Actor *take_ready(Worker *w) {
-  return w->ready[w->head++ & (w->ring - 1)];
+  unsigned at = w->head++ & (w->ring - 1);
+  if (HARD) {
+    unsigned other =
+        (w->head - 1 + hard_random(&w->luck) % (w->tail - w->head + 1)) & (w->ring - 1);
+    Actor *a = w->ready[other];
+    w->ready[other] = w->ready[at];
+    return a;
+  }
+  return w->ready[at];
+}
+
+/* In a hard build a thread may be late anywhere. */
+static void dawdle(Worker *w) {
+  uint32_t luck = HARD ? hard_random(&w->luck) : 1;
+  if (luck % 4 == 0) sched_yield();
+  if (luck % 64 == 2) nanosleep(&(struct timespec){0, luck % 200 * 1000L}, NULL);
 }
 
 static void act(Worker *w) {
@@ -109,7 +128,9 @@ static void act(Worker *w) {
     Actor *a = take_ready(w);
     if (a->ended) continue;
     atomic_store_explicit(&w->busy, (int)(a->task - tasks), memory_order_relaxed);
+    if (HARD) dawdle(w);
     int rc = actor_act(a);
+    if (HARD) dawdle(w);
     atomic_store_explicit(&w->busy, -1, memory_order_relaxed);
     atomic_store_explicit(&w->beats, atomic_load_explicit(&w->beats, memory_order_relaxed) + 1,
                           memory_order_relaxed);
@@ -221,7 +242,7 @@ static void let_go(Runtime *r) {
 int worker_start_all(Runtime *r) {
   int n = 0;
   r->n_parked = 0;
-  while (n < r->n_workers && !pthread_create(&r->workers[n].thread, NULL, run, &r->workers[n]))
+  while (n < r->n_workers && !thread_start(&r->workers[n].thread, run, &r->workers[n]))
     r->workers[n++].has_thread = true;
   pthread_mutex_lock(&r->lock);
   wait_parked(r, n);
