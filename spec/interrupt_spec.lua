@@ -7,11 +7,12 @@ local nn, optim = mf.nn, mf.optim
 -- second one comes within a second.
 local function interrupted(where, f)
   for _ = 1, 10 do
-    os.execute '(sleep 0.2; kill -INT $PPID) > /dev/null 2>&1 &'
+    local killer = io.popen 'sleep 0.3; kill -INT $PPID' -- os.execute would ignore it meanwhile
     local stop = mf.time() + 60
     local ok, why = pcall(function()
       while mf.time() < stop do f() end
     end)
+    killer:close()
     assert(not ok and tostring(why):find 'interrupted$', tostring(why))
     local rest = mf.time() + 1.1
     while mf.time() < rest do mf.relu(mf.ones(1000)) end
