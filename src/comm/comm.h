@@ -43,12 +43,14 @@ typedef enum CommReduce { COMM_REDUCES(X) COMM_REDUCE_COUNT } CommReduce;
 #undef X
 
 /* A collective call. Positions in a group count from 0; `root` is one. Which of the others are
- * read: all_reduce, broadcast     count: of in and of out reduce                    the same; out
- * only at root reduce_scatter            counts[i]: the part that position i gets; in holds all
- * parts in order all_gather                counts[i]: of position i's in; out holds all in order
- *   gather, scatter           as all_gather and its inverse; only root has all
- *   all_to_all                counts[i]: what goes to i; out_counts[i]: what comes from i
- *   barrier                   none
+ * read:
+ *
+ * - all_reduce, broadcast: count, of in and of out; reduce: the same, out only at root
+ * - reduce_scatter: counts[i], the part that position i gets; in holds all parts in order
+ * - all_gather: counts[i], of position i's in; out holds all in order
+ * - gather, scatter: as all_gather and its inverse; only root has all
+ * - all_to_all: counts[i], what goes to i; out_counts[i], what comes from i
+ *
  * in and out are the same or do not overlap; for broadcast `in` is read at root only;
  * reduce_scatter and all_gather in place: the part of this rank lies where it does in the whole. */
 typedef struct CommCall {

@@ -57,8 +57,7 @@ int infer_same(Infer *I);
 int infer_same_float(Infer *I);
 /* Of every pointwise op: promotion and broadcasting as PyTorch's, strides kept. */
 int pointwise_infer(Infer *I);
-/* Adds no output: for ops that only write into their inputs. */
-int infer_none(Infer *I);
+int infer_none(Infer *I); /* adds no output: for ops that only write into their inputs */
 
 /* Makes *dim non-negative in place: legal are -ndim .. ndim-1 (for 0-d: -1 and 0). `name` is the
  * argument's name for the error. */
@@ -76,7 +75,6 @@ int infer_want_same_dtype(Infer *I, int a, int b);
 int infer_want_shape(Infer *I, int k, int ndim, const int64_t *shape);
 /* Input a must have the shape of input b. */
 int infer_want_same_shape(Infer *I, int a, int b);
-/* A number that the output of dtype t is filled with. */
 int infer_want_held(Infer *I, const char *name, double v, DType t);
 /* A list argument that is the shape of a tensor of ndim dims. */
 int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, DType dtype);
@@ -223,8 +221,7 @@ struct Op {
   const OpSpec *spec[OP_ISAS]; /* by op_isa_index */
   const Param *params;
   uint8_t n_params, n_tensors; /* all; tensor params, which come first in `in` */
-  uint8_t n_mutated,
-      n_lists;      /* Tensor! params; Tensor[] params: without, input k is tensor param k */
+  uint8_t n_mutated, n_lists; /* without Tensor[] params, input k is tensor param k */
   int8_t n_outputs; /* -1: Tensor[] */
   const char *const *outputs; /* names, or NULL when there is one without a name */
   uint16_t args_size;
