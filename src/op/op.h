@@ -221,9 +221,9 @@ struct Op {
   const OpSpec *spec[OP_ISAS]; /* by op_isa_index */
   const Param *params;
   uint8_t n_params, n_tensors; /* all; tensor params, which come first in `in` */
-  uint8_t n_mutated, n_lists; /* without Tensor[] params, input k is tensor param k */
-  int8_t n_outputs; /* -1: Tensor[] */
-  const char *const *outputs; /* names, or NULL when there is one without a name */
+  uint8_t n_mutated, n_lists;  /* without Tensor[] params, input k is tensor param k */
+  int8_t n_outputs;            /* -1: Tensor[] */
+  const char *const *outputs;  /* names, or NULL when there is one without a name */
   uint16_t args_size;
   int16_t requires_grad; /* offset of a factory's requires_grad, or -1 */
   const void *defaults;
