@@ -411,6 +411,7 @@ void actor_reset_all(Runtime *r) {
     w->left = 0;
     w->rounds = w->rounds_wanted = w->said = 0;
     w->ending = NULL;
+    w->completing = false;
     w->least = UINT64_MAX;
   }
   for (size_t i = 0; i < r->plan->tasks.n; i++) reset(r, &r->actors[i]);

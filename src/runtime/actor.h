@@ -89,6 +89,7 @@ struct Worker {
   uint64_t least; /* acts of those that ended, once a round: less than `rounds` if any lacks one */
   uint64_t said;  /* rounds that were said to be done */
   bool stopping;  /* it has been told */
+  bool completing; /* it knows of a failure in a later round */
   pthread_t thread;
   bool has_thread;
   pthread_mutex_t lock; /* of what follows; held while it goes to sleep */
@@ -151,6 +152,12 @@ typedef struct Round {
   uint64_t seed, stream;
 } Round;
 
+typedef enum Failed {
+  FAILED_NOT,
+  FAILED_AFTER, /* when the rounds before are complete */
+  FAILED_NOW
+} Failed;
+
 struct Runtime {
   Arena arena;
   const Plan *plan;
@@ -185,7 +192,8 @@ struct Runtime {
   bool ended, stopping; /* some worker missed acts; no reset comes any more */
   int code;
   char text[RUNTIME_TEXT];
-  atomic_bool failed;
+  uint64_t complete;  /* FAILED_AFTER: how many */
+  atomic_int failed;  /* Failed */
 };
 
 /* The work of steps [first, first + n): 0 or a code. */

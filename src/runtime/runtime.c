@@ -364,7 +364,10 @@ static void fill_dead(const Runtime *r, int step) {
  * part of the parameters updated and another not. */
 static int check_stop(Runtime *r) {
   atomic_bool *interrupted = &r->device->context->interrupted;
-  if (r->rounds) return runtime_has_failed(r) ? err_set(MF_EINTR, "interrupted") : 0;
+  if (r->rounds)
+    return atomic_load_explicit(&r->failed, memory_order_relaxed) == FAILED_NOW
+               ? err_set(MF_EINTR, "interrupted")
+               : 0;
   if (atomic_load_explicit(interrupted, memory_order_relaxed) &&
       atomic_exchange(interrupted, false))
     return err_set(MF_EINTR, "interrupted");

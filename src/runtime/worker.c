@@ -4,7 +4,8 @@
  * A worker acts as long as an actor of its own is ready, looking into its letter box when `mail`
  * says so; then it says whether its rounds are done and sleeps. Handshakes are under the runtime's
  * lock: a round is posted to all, each says once that it is done (`running`); after a failure each
- * parks, the waiting thread puts all actors back to the start and lets them go (`resets`); a stop
+ * completes the rounds before the one that failed, if some may be under way, so that their results
+ * are not lost, and parks, the waiting thread puts all actors back to the start and lets them go (`resets`); a stop
  * ends the sources, the rest follows by END, and a thread ends with the last of its actors. */
 #include <errno.h>
 #include <sched.h>
@@ -54,6 +55,16 @@ static void begin_end(Worker *w) {
   }
 }
 
+/* After a failure: nobody acts more than it takes to complete the rounds before. All of these can
+ * be completed, since no act waits for one of a later round. */
+static void begin_completion(Worker *w) {
+  w->completing = true;
+  for (int i = 0; i < w->n_actors; i++) {
+    Actor *a = w->actors[i];
+    actor_limit(a, a->acts > w->runtime->complete ? a->acts : w->runtime->complete);
+  }
+}
+
 /* What came since. */
 static void read_mail(Worker *w) {
   pthread_mutex_lock(&w->lock);
@@ -72,22 +83,27 @@ static void read_mail(Worker *w) {
   }
   for (int k = 0; k < n; k++) actor_receive(&letters[k]);
   if (stop && !w->stopping) begin_end(w);
+  if (!w->completing && failed(w->runtime) == FAILED_AFTER) begin_completion(w);
   actor_end_all(w);
 }
 
 /* -- Acting ------------------------------------------------------------------------------------ */
 
-static bool has_failed(const Runtime *r) {
-  return atomic_load_explicit(&r->failed, memory_order_acquire);
+static Failed failed(const Runtime *r) {
+  return (Failed)atomic_load_explicit(&r->failed, memory_order_acquire);
 }
 
-static void fail(Runtime *r, int code) {
+/* Rounds before number `complete` are to be completed, if nothing else fails. */
+static void fail(Runtime *r, int code, uint64_t complete) {
+  Failed how = FAILED_NOW;
   pthread_mutex_lock(&r->lock);
   if (!r->code) {
     r->code = code;
     strncpy(r->text, err_text(), sizeof r->text - 1);
+    r->complete = complete;
+    if (complete) how = FAILED_AFTER;
   }
-  atomic_store_explicit(&r->failed, true, memory_order_release);
+  atomic_store_explicit(&r->failed, (int)how, memory_order_release);
   pthread_cond_broadcast(&r->changed);
   pthread_mutex_unlock(&r->lock);
   for (int k = 0; k < r->n_workers; k++) {
@@ -122,7 +138,7 @@ static void act(Worker *w) {
   const PlanTask *tasks = w->runtime->plan->tasks.at;
   while (w->head != w->tail) {
     if (atomic_load_explicit(&w->mail, memory_order_acquire)) {
-      if (has_failed(w->runtime)) return;
+      if (failed(w->runtime) == FAILED_NOW) return;
       read_mail(w);
     }
     Actor *a = take_ready(w);
@@ -135,7 +151,7 @@ static void act(Worker *w) {
     atomic_store_explicit(&w->beats, atomic_load_explicit(&w->beats, memory_order_relaxed) + 1,
                           memory_order_relaxed);
     if (w->ending) actor_end_all(w);
-    if (rc) return fail(w->runtime, rc);
+    if (rc) fail(w->runtime, rc, w->runtime->rounds ? a->acts : 0);
   }
 }
 
@@ -203,14 +219,15 @@ static void *run(void *arg) {
   bool on = park(w);
   while (on) {
     act(w);
-    if (has_failed(w->runtime)) {
+    Failed how = failed(w->runtime);
+    if (how == FAILED_NOW || (how && w->completing && w->n_alive == 0)) {
       on = park(w);
       continue;
     }
     report(w);
     if (w->stopping && w->n_alive == 0) return NULL;
     sleep_until_mail(w);
-    if (!has_failed(w->runtime)) read_mail(w);
+    if (failed(w->runtime) != FAILED_NOW) read_mail(w);
   }
   return NULL;
 }
@@ -235,7 +252,7 @@ static void let_go(Runtime *r) {
   r->n_parked = r->running = r->code = 0;
   r->ended = false;
   r->resets++;
-  atomic_store_explicit(&r->failed, false, memory_order_release);
+  atomic_store_explicit(&r->failed, FAILED_NOT, memory_order_release);
   pthread_cond_broadcast(&r->changed);
 }
 
@@ -275,7 +292,7 @@ void worker_stop_all(Runtime *r) {
   pthread_mutex_unlock(&r->lock);
   join(r);
   r->code = 0;
-  atomic_store(&r->failed, false);
+  atomic_store(&r->failed, FAILED_NOT);
 }
 
 /* -- The waiting thread ------------------------------------------------------------------------ */
@@ -317,10 +334,10 @@ static void look(Runtime *r, Waiting *watch) {
   watch->beats = beats;
   watch->told &= !moved;
   for (int k = 0; k < r->n_workers && still; k++) still = sleeps(&r->workers[k]);
-  if (moved || all_beats(r) != beats || has_failed(r)) return;
+  if (moved || all_beats(r) != beats || failed(r)) return;
   const char *call = call_at_work(r);
   if (still) {
-    fail(r, say_stuck(r));
+    fail(r, say_stuck(r), 0);
   } else if (call && r->options.slow && !watch->told) {
     char text[256];
     snprintf(text, sizeof text, "plan %s: everything waits for %s", r->plan->name, call);
@@ -364,7 +381,7 @@ static void wait_and_look(Runtime *r, Waiting *watch, int64_t *still) {
   *still = changed ? 0 : *still + ms;
   pthread_mutex_unlock(&r->lock);
   if (r->rounds && atomic_load(interrupted) && atomic_exchange(interrupted, false))
-    fail(r, err_set(MF_EINTR, "interrupted"));
+    fail(r, err_set(MF_EINTR, "interrupted"), 0);
   if (!changed && most > 0 && *still >= most) {
     *still = 0;
     look(r, watch);
@@ -394,5 +411,5 @@ void runtime_signal(Runtime *r) {
 }
 
 bool runtime_has_failed(Runtime *r) {
-  return has_failed(r);
+  return failed(r) != FAILED_NOT;
 }
