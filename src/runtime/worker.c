@@ -55,6 +55,10 @@ static void begin_end(Worker *w) {
   }
 }
 
+static Failed failed(const Runtime *r) {
+  return (Failed)atomic_load_explicit(&r->failed, memory_order_acquire);
+}
+
 /* After a failure: nobody acts more than it takes to complete the rounds before. All of these can
  * be completed, since no act waits for one of a later round. */
 static void begin_completion(Worker *w) {
@@ -88,10 +92,6 @@ static void read_mail(Worker *w) {
 }
 
 /* -- Acting ------------------------------------------------------------------------------------ */
-
-static Failed failed(const Runtime *r) {
-  return (Failed)atomic_load_explicit(&r->failed, memory_order_acquire);
-}
 
 /* Rounds before number `complete` are to be completed, if nothing else fails. */
 static void fail(Runtime *r, int code, uint64_t complete) {
