@@ -3,13 +3,13 @@
  * Why: oneDNN applies an activation to what it has just computed while that is in registers; by
  * itself it costs a read and a write of the whole result, and a task of the threads.
  *
- * It gets any graph. A pair is taken where nothing else reads what the product gives: so in training
- * only where the gradient needs no more than the activation's result, as relu's does, while gelu's
- * needs its input; in evaluation always. float64, which has no such kernels, is left alone. One walk
- * in order, which only takes nodes away: it ends, in linear time.
+ * It gets any graph. A pair is taken where nothing else reads what the product gives: so in
+ * training only where the gradient needs no more than the activation's result, as relu's does,
+ * while gelu's needs its input; in evaluation always. float64, which has no such kernels, is left
+ * alone. One walk in order, which only takes nodes away: it ends, in linear time.
  *
- * What it may change: gelu is computed by oneDNN's polynomials, 16-bit floats are not rounded between
- * the product and the activation, and oneDNN may have another kernel for the pair. */
+ * What it may change: gelu is computed by oneDNN's polynomials, 16-bit floats are not rounded
+ * between the product and the activation, and oneDNN may have another kernel for the pair. */
 #include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"

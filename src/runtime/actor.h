@@ -85,10 +85,10 @@ struct Worker {
   int n_paced;  /* alive ones that act once a round */
   int64_t left; /* acts until the rounds that it knows of are done */
   uint64_t rounds;
-  Actor *ending;  /* those that ended and have not said so */
-  uint64_t least; /* acts of those that ended, once a round: less than `rounds` if any lacks one */
-  uint64_t said;  /* rounds that were said to be done */
-  bool stopping;  /* it has been told */
+  Actor *ending;   /* those that ended and have not said so */
+  uint64_t least;  /* acts of those that ended, once a round: less than `rounds` if any lacks one */
+  uint64_t said;   /* rounds that were said to be done */
+  bool stopping;   /* it has been told */
   bool completing; /* it knows of a failure in a later round */
   pthread_t thread;
   bool has_thread;
@@ -192,8 +192,8 @@ struct Runtime {
   bool ended, stopping; /* some worker missed acts; no reset comes any more */
   int code;
   char text[RUNTIME_TEXT];
-  uint64_t complete;  /* FAILED_AFTER: how many */
-  atomic_int failed;  /* Failed */
+  uint64_t complete; /* FAILED_AFTER: how many */
+  atomic_int failed; /* Failed */
 };
 
 /* The work of steps [first, first + n): 0 or a code. */

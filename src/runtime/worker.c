@@ -5,8 +5,9 @@
  * says so; then it says whether its rounds are done and sleeps. Handshakes are under the runtime's
  * lock: a round is posted to all, each says once that it is done (`running`); after a failure each
  * completes the rounds before the one that failed, if some may be under way, so that their results
- * are not lost, and parks, the waiting thread puts all actors back to the start and lets them go (`resets`); a stop
- * ends the sources, the rest follows by END, and a thread ends with the last of its actors. */
+ * are not lost, and parks, the waiting thread puts all actors back to the start and lets them go
+ * (`resets`); a stop ends the sources, the rest follows by END, and a thread ends with the last of
+ * its actors. */
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
