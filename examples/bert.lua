@@ -23,7 +23,7 @@ local o = language.cli('Trains a BERT on masked words, and lets it fill blanks.'
   { 'fill', 'In the beginning _ created the heaven and the _.', 'a sentence with blanks' },
 })
 
-local PIECES = "[%a']+[^%s%a]?" -- words, each with the sign behind it
+local PIECES = "[%a\128-\255']+[^%s%a\128-\255]?" -- words, each with the sign behind it
 local MASK, UNKNOWN, FIRST = 0, 1, 2 -- the first word's number is FIRST
 local IGNORED = -100 -- the label of words that are not to be told
 

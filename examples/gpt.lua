@@ -61,7 +61,7 @@ end
 
 local state = o.resume ~= '' and mf.load(o.resume) or nil
 local text = not (state and state.step >= o.steps) and language.read(o.data)
-local letters = state and state.kept.letters or language.symbols(text, '.', math.huge, 0)
+local letters = state and state.kept.letters or language.symbols(text, language.LETTER, math.huge, 0)
 local sizes = state and state.kept.sizes or { letters = #letters, context = o.context, layers = o.layers,
   width = o.width, heads = o.heads, dropout = o.dropout }
 local number = language.numbers(letters, 0)
@@ -76,7 +76,7 @@ local function loss_of(ids) -- (N, context + 1): each letter is to be told from 
 end
 
 if text then
-  local parts = language.split(language.encode(text, '.', number))
+  local parts = language.split(language.encode(text, language.LETTER, number))
   local function batch(part) return language.pieces(parts[part], o.batch, sizes.context + 1) end
   language.train(o, model, loss_of, batch, { letters = letters, sizes = sizes }, state)
 end
@@ -93,7 +93,7 @@ local function next_letter(ids)
   return mf.multinomial(logits:softmax(0), 1):item()
 end
 
-local ids = language.encode(o.prompt, '.', number, number[' '])
+local ids = language.encode(o.prompt, language.LETTER, number, number[' '])
 if #ids == 0 then error('--prompt must not be empty', 0) end
 io.stdout:setvbuf 'no'
 io.write('\n', o.prompt)

@@ -47,6 +47,9 @@ local function bible(data)
   return (text:gsub('\n%w+:%d+ ', '\n'):sub(2)) -- without "Ge1:1 "
 end
 
+-- One letter in UTF-8.
+language.LETTER = '[%z\1-\127\194-\244][\128-\191]*'
+
 -- The text of a file, which may be of the Bible's form; without a name it is that, a line per verse.
 function language.read(path)
   local given = path ~= ''
@@ -58,7 +61,15 @@ function language.read(path)
   end
   local text = file:read '*a'
   file:close()
-  return text:sub(1, 4) == 'EC02' and bible(text) or text
+  if text:sub(1, 4) == 'EC02' then return bible(text) end
+  local rest = text
+  for _, letter in ipairs { '[\240-\244]' .. ('[\128-\191]'):rep(3), '[\224-\239]' .. ('[\128-\191]'):rep(2),
+    '[\194-\223][\128-\191]' } do rest = rest:gsub(letter, ' ') end
+  if rest:find '[\128-\255]' then
+    io.stderr:write(('%s is not a text in UTF-8\n'):format(path))
+    os.exit(1, true)
+  end
+  return text
 end
 
 -- -- Symbols --------------------------------------------------------------------------------------

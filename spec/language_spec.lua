@@ -157,6 +157,12 @@ describe('language', function()
       end
       output, code = sh(('%s examples/%s.lua --data /nowhere'):format(MOONFLOW, name))
       assert.same({ 'cannot read /nowhere\n', 1 }, { output, code })
+      write('latin', ('caf\233 '):rep(1000))
+      output, code = sh(('%s examples/%s.lua --data %s/latin'):format(MOONFLOW, name, folder))
+      assert.same({ folder .. '/latin is not a text in UTF-8\n', 1 }, { output, code })
+      write('accents', ('Ah, où est le café là-bas ? '):rep(300))
+      output, code = train(name, ('--data %s/accents --steps 2 --save %s/a.safetensors'):format(folder, folder))
+      assert.equal(0, code, output)
       if io.open '/usr/lib/bible.data' then return end
       output, code = sh(('%s examples/%s.lua'):format(MOONFLOW, name))
       assert.equal(1, code)

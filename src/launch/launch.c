@@ -246,6 +246,13 @@ static void report(const Launcher *l, const Child *c) {
         l->running ? "; the others end" : "");
 }
 
+/* Whether c is the one to blame: the first that failed; or one that failed in its own way where the
+ * first ended by an error, which may be that it lost c. */
+static bool is_cause(const Launcher *l, const Child *c) {
+  if (!status_of(c)) return false;
+  return !l->first || (status_of(l->first) == 1 && status_of(c) != 1 && !l->hurried && !l->stop);
+}
+
 static void collect(Launcher *l) {
   int status;
   for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
@@ -255,7 +262,7 @@ static void collect(Launcher *l) {
       c->pid = 0;
       c->status = status;
       l->running--;
-      if (!status_of(c) || l->first) continue;
+      if (!is_cause(l, c)) continue;
       l->first = c;
       begin_end(l);
       if (!l->stop) report(l, c);
