@@ -1,7 +1,7 @@
-# moonflow.  `make demo`, `make test`; the other targets: all test-long test-dist bench bench-dist lint
-# fault format size install uninstall cross deps clean. Settings, on the command line or here; V=1 shows the commands, WERROR=1 stops
-# at warnings, ARGS go to demo and bench, ONLY=text runs the specs whose path has it. HARD=1 (what is rare
-# happens all the time), FAULT=1 (requests can fail) and SAN=address,undefined|thread are builds for tests.
+# moonflow.  `make demo`, `make test`; the others: all test-long test-dist fault bench bench-dist lint
+# format size install uninstall cross deps clean. Settings, on the command line or here: V=1 shows the
+# commands, WERROR=1 stops at warnings, ARGS go to demo and bench, ONLY=text runs the specs whose path has
+# it; for tests, HARD=1 (what is rare happens all the time), FAULT=1 (requests can fail), SAN=address,undefined|thread.
 PREFIX ?= /usr/local
 DESTDIR ?=
 OPT ?= -O2
@@ -55,8 +55,7 @@ OPENMP := $(if $(filter thread,$(SAN)),,-fopenmp)
 FLAGS := -std=gnu11 $(OPT) -g -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math \
   -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes $(if $(WERROR),-Werror) \
   $(if $(findstring clang,$(CC)),-Wno-pass-failed) \
-  $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP)
-FLAGS += $(if $(HARD),-DMF_HARD) $(if $(FAULT),-DMF_FAULT)
+  $(ISA_FLAGS_$(firstword $(ISAS))) $(OPENMP) $(if $(HARD),-DMF_HARD) $(if $(FAULT),-DMF_FAULT)
 ifneq ($(SAN),)
 FLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
 FLAGS += $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined)
@@ -201,7 +200,6 @@ uninstall:
 	rm -f $(AT)/bin/moonflow $(AT)/lib/libmoonflow.* $(AT)/lib/lua/5.1/moonflow.so \
 	  $(AT)/lib/pkgconfig/moonflow.pc
 	rm -rf $(AT)/include/moonflow.h $(AT)/share/moonflow
-
 clean:
 	rm -rf build
 
@@ -215,7 +213,6 @@ bench bench-dist: all $(BUILD)/bench_conv
 $(BUILD)/bench_conv: examples/bench_conv.c
 	$(SAY) '  LINK $@'
 	$(Q)$(CC) -O2 -std=gnu11 -Wall -Wextra $(OPENMP) -o $@ $< $(DNNL)
-
 $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(FLAGS) -MMD -MP $(LUA_CFLAGS) $(patsubst %,-iquote src/%,$(LAYERS)) \
@@ -223,10 +220,8 @@ $(BUILD)/spec/%: spec/c/%.c $(BUILD)/libmoonflow.a
 test test-long test-dist: all $(BUILD)/packages-test $(C_SPECS)
 	@luajit spec/run --build $(BUILD) $(if $(ONLY),--only $(ONLY)) $(patsubst test-%,--%,$(filter test-%,$@)) \
 	  $(C_SPECS)
-
 fault: $(if $(FAULT),all $(BUILD)/packages-test $(BUILD)/spec/fault_spec)
 	@+$(if $(FAULT),luajit spec/fault/run.lua $(BUILD) $(ONLY),$(MAKE) --no-print-directory FAULT=1 fault)
-
 # Compiles the file TRY as one of the folder AS: what may it include?
 try: $(GEN)/stamp
 	$(Q)$(CC) $(FLAGS) $(call SEE,$(AS)) -fsyntax-only $(TRY)

@@ -14,7 +14,8 @@ end
 local function new(o)
   mf.manual_seed(3)
   local t = { x = mf.randn(52, 6), y = mf.randint(0, 5, { 52 }) }
-  t.model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(o and o.dropout or 0), nn.Linear(16, 5))
+  t.model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(o and o.dropout or 0),
+    nn.Linear(16, 5))
   t.opt = mf.optim.AdamW(t.model:parameters(), { lr = 0.05 })
   t.sched = mf.optim.lr_scheduler.StepLR(t.opt, 3, { gamma = 0.5 })
   t.step = mf.compile(function(a, b)

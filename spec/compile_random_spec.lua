@@ -219,9 +219,9 @@ local function step_of(program, w)
       local t = w.r[k]
       list[#list + 1] = t
       if t:is_floating_point() and t.requires_grad then
-        local y = t:tanh()
-        list['y' .. k] = y
-        local part = y:sum()
+        local squashed = t:tanh()
+        list['y' .. k] = squashed
+        local part = squashed:sum()
         loss = loss and loss + part or part
       end
     end

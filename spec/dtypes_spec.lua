@@ -95,7 +95,9 @@ describe('a whole number outside of a dtype', function()
   end)
   it('is not written into a tensor', function() -- but for negative ones of unsigned dtypes, as in PyTorch
     local x, m, at = whole('uint8', 4, 5), mf.tensor { true, false }, mf.tensor({ 0 }, { dtype = mf.int64 })
-    local function wrong(name, arg, f, ...) fails(('%s: %s is 300, which uint8 cannot hold'):format(name, arg), f, ...) end
+    local function wrong(name, arg, f, ...)
+      fails(('%s: %s is 300, which uint8 cannot hold'):format(name, arg), f, ...)
+    end
     wrong('masked_fill', 'value', x.masked_fill, x, m, 300)
     wrong('masked_fill_', 'value', x.masked_fill_, x, m, 300)
     wrong('where', 'b', mf.where, m, x, 300)

@@ -5,7 +5,8 @@ local models = dofile 'examples/models.lua'
 -- The graph of `first`, whose last value is %3, of a chain of 40 ops, and of `last`, which begins
 -- with %45, after the pass, without the chain.
 local function recompute(first, last)
-  local lines = { 'graph step', '%0 = input x: float32[512, 1024]', first, '%4 = full(size=[3], fill_value=1, dtype=float32): float32[3]' }
+  local lines = { 'graph step', '%0 = input x: float32[512, 1024]', first,
+    '%4 = full(size=[3], fill_value=1, dtype=float32): float32[3]' }
   for k = 5, 44 do lines[#lines + 1] = ('%%%d = tanh(%%%d): float32[3]'):format(k, k - 1) end
   lines[#lines + 1] = last
   local text = mf._graph_pass(table.concat(lines, '\n') .. '\n', 'recompute')

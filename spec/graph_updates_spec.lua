@@ -105,7 +105,8 @@ return
     it('changes no bit: ' .. name, function()
       local function train(on)
         mf.manual_seed(3)
-        local model = nn.Sequential(nn.Linear(9, 1031), nn.ReLU(), nn.Linear(1031, 1033), nn.ReLU(), nn.Linear(1033, 1050))
+        local model = nn.Sequential(nn.Linear(9, 1031), nn.ReLU(), nn.Linear(1031, 1033), nn.ReLU(),
+          nn.Linear(1033, 1050))
         local opt = optimiser(model:parameters())
         local x, y = mf.randn(4, 9), mf.randint(0, 1050, { 4 })
         local step = mf.compile(function()

@@ -240,8 +240,8 @@ static void make_units(Fusing *f) {
 /* The node that does what the members of u do, at the end of the graph. */
 static void fuse(Fusing *f, Unit *u) {
   Graph *g = f->g;
-  ProgramStep steps[MEMBERS]; /* as far as there are members: groups are many, and mostly small */
-  const void *args[MEMBERS];
+  ProgramStep *steps = arena_array(&g->arena, ProgramStep, u->n);
+  const void **args = arena_array(&g->arena, const void *, u->n);
   GraphValue *in[PROGRAM_TENSORS], *results[PROGRAM_TENSORS];
   int16_t out[PROGRAM_TENSORS];
   int n_in = 0, n_out = 0;
