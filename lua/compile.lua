@@ -105,14 +105,23 @@ local step_mt = {}
 -- are functions that take back, when a call has failed, what scalars counted before it.
 local noted = mf._trace
 
+-- Whether argument i is shared out to the micro-batches.
+local function check_shared_out(self, i, x)
+  if self.times == 1 or self.repeated[i] or x.ndim == 0 or x.shape[1] % self.times == 0 then return end
+  fail('compile: argument %d has shape %s, whose first size is not a multiple of gradient_accumulation_steps = %d; '
+    .. 'what does not hold samples goes into repeated = { %d }', i, tostring(x.shape), self.times, i)
+end
+
 -- A compiled form: its job, how results are made of the job's, what is refreshed before a call, and
 -- under which modes of modules it is right.
 local function trace(self, ...)
-  local n, args, tensors, at = select('#', ...), { ... }, {}, {}
+  local n, args, tensors, at, whole = select('#', ...), { ... }, {}, {}, {}
   for i = 1, n do
     if mf.is_tensor(args[i]) then
       tensors[#tensors + 1] = args[i]
       at[#at + 1] = i
+      check_shared_out(self, i, args[i])
+      if self.repeated[i] then whole[#whole + 1] = #tensors end
     end
   end
   local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {} }, {}
@@ -129,7 +138,7 @@ local function trace(self, ...)
       return list
     end
     return pack(self.f(unpack(args, 1, n)))
-  end, tensors, used, self.passes, self.amp, self.one_op_tasks, self.memory_budget)
+  end, tensors, used, self.passes, self.amp, self.one_op_tasks, self.memory_budget, self.times, whole)
   noted.fits, noted.modes, noted.undo = nil, nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
@@ -247,6 +256,24 @@ local function precision(o)
   return nil
 end
 
+-- Checks what is said of micro-batches; the places of repeated arguments as a set.
+local function micro_batches(o)
+  local n, places = o.gradient_accumulation_steps, {}
+  if n < 1 or n % 1 ~= 0 or n > 32767 then
+    fail('compile: gradient_accumulation_steps must be a whole number from 1 to 32767, is %s', describe(n))
+  end
+  if n > 1 and o.passes and o.passes.time == false then
+    fail 'compile: the pass time cannot be left out of a step with gradient_accumulation_steps'
+  end
+  for _, k in ipairs(o.repeated or {}) do
+    if type(k) ~= 'number' or k < 1 or k % 1 ~= 0 then
+      fail('compile: repeated lists places of arguments, counted from 1; there is %s', describe(k))
+    end
+    places[k] = true
+  end
+  return places
+end
+
 -- A function like f whose calls run as one compiled step: the first call with arguments of a new form
 -- (shapes, dtypes; values of plain numbers, strings and booleans) runs f once on tensors without values,
 -- and makes a plan of what it does to tensors, gradients and optimisers, which this call and later ones run.
@@ -258,18 +285,29 @@ end
 -- backward computes anew what does not fit into so much memory, beside arguments and captured tensors;
 -- numbers do not change. The environment's
 -- MF_DUMP=graph,pass,plan shows the stages of compiling.
+--
+-- With gradient_accumulation_steps = n the step consists of n micro-batches, on each of which f is computed in
+-- turn, in the memory of one: tensor arguments are shared out along dim 0, but for single numbers and those whose
+-- places `repeated` lists; f sees a micro-batch. What backward leaves in .grad is the mean over all of them, and
+-- what is computed of that (clipping, optimisers) is computed once. Results that are 0-d floats, such as losses,
+-- are means too, others are put one behind the other along dim 0, single whole numbers as a list. Captured
+-- tensors that f writes before backward, such as running statistics, are written by each micro-batch in turn.
+-- Dropout draws as it would for the whole.
 function M.compile(f, o)
   o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table, amp = options.none,
-    amp_force = false, one_op_tasks = false, memory_budget = options.number })
+    amp_force = false, one_op_tasks = false, memory_budget = options.number, gradient_accumulation_steps = 1,
+    repeated = options.table })
   if o.memory_budget then options.count('compile', 'memory_budget', o.memory_budget, 1) end
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
+  local places = micro_batches(o)
   if not options.is_callable(f) then
     fail('compile: the first argument must be a function or a module, is %s', describe(f))
   end
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
     misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches),
-    amp = precision(o), one_op_tasks = o.one_op_tasks, memory_budget = o.memory_budget }, step_mt)
+    amp = precision(o), one_op_tasks = o.one_op_tasks, memory_budget = o.memory_budget,
+    times = o.gradient_accumulation_steps, repeated = places }, step_mt)
 end
 
 return M

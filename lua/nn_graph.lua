@@ -36,7 +36,14 @@ local function absent(name, what, off)
   end
 end
 absent('enable_zero', 'sharding of optimiser states', false)
-absent('set_gradient_accumulation_steps', 'accumulation over micro-batches', 1)
+
+-- Each call works on n micro-batches in turn and takes one step; see mf.compile, whose `repeated` is the second
+-- argument.
+function Config:set_gradient_accumulation_steps(n, repeated)
+  check_open(self, 'config')
+  rawset(self, '_times', n)
+  rawset(self, '_repeated', repeated)
+end
 
 -- Products in bfloat16, the rest in float32; see mf.compile.
 function Config:enable_amp(on)
@@ -95,7 +102,8 @@ local config_mt = {
 -- which assigns modules to self and names optimisers by self:add_optimizer(opt, {lr_sch = scheduler}),
 -- and function G:build(...), which computes, calls backward and returns. g = G(...) makes one, g(x, y)
 -- runs it: gradients are dropped, build runs, optimisers and then schedulers take a step.
--- self.config has set_pass, allow_fuse, enable_amp; print(g) shows modules and compiled graphs.
+-- self.config has set_pass, allow_fuse, enable_amp, set_gradient_accumulation_steps; print(g) shows modules and
+-- compiled graphs.
 nn.Graph = { _name = 'Graph' }
 local Graph = nn.Graph
 
@@ -110,7 +118,9 @@ local function compiled(self)
       end
       return finish(self:build(...))
     end, { name = self._name, passes = self.config._passes, amp = rawget(self.config, '_amp'),
-      memory_budget = rawget(self.config, '_budget') }))
+      memory_budget = rawget(self.config, '_budget'),
+      gradient_accumulation_steps = rawget(self.config, '_times') or 1,
+      repeated = rawget(self.config, '_repeated') }))
   end
   return self._step
 end

@@ -291,12 +291,111 @@ local function check(seed, length, dtype)
   return nil
 end
 
+-- -- In micro-batches -----------------------------------------------------------------------------
+
+local MICRO = 2
+
+-- The program and its gradients, and then the update by what the gradients are on average.
+local function micro_steps(program, w)
+  local function compute(x, y)
+    begin(w, x, y, 1)
+    for _, i in ipairs(program) do append(w, i.f(w)) end
+    local list, loss = {}, nil
+    for k = math.max(1, #w.r - 12), #w.r do
+      local t = w.r[k]
+      list[#list + 1] = t:detach():clone() -- as it is before the update
+      if t:is_floating_point() and t.requires_grad then loss = (loss or 0) + t:tanh():sum() end
+    end
+    if loss then loss:backward() end
+    list.loss = loss
+    return list
+  end
+  local function update(scale)
+    for _, p in ipairs(w.leaves) do
+      if p.grad then mf.no_grad(function() p:sub_(p.grad * scale * 0.5) end) end
+      p.grad = nil
+    end
+  end
+  return compute, update
+end
+
+-- A result is what all micro-batches have, put together; or the last value of what outlives them.
+local function check_together(parts, got, key)
+  local list, last = {}, parts[MICRO][key]
+  for m = 1, MICRO do list[m] = parts[m][key]:detach() end
+  local function is(want) return want.shape == got.shape and not Values.difference(got, want, 0, 0) end
+  if is(last) then return end
+  if last.ndim == 0 and last:is_floating_point() and is((list[1] + list[2]) * 0.5) then return end
+  if is(last.ndim == 0 and mf.stack(list) or mf.cat(list)) then return end
+  error(('result %s is %s, of the parts %s and %s'):format(key, tostring(got), tostring(list[1]), tostring(list[2])), 0)
+end
+
+-- Eager, one micro-batch after the other, and compiled. Programs that draw are left out, and those that write
+-- arguments that are whole in each, or the leaves, which the update writes too.
+local function check_micro(seed, length, dtype)
+  local program = generate(seed, length, dtype)
+  local a, b = world(seed, dtype), world(seed, dtype)
+  local compute, update = micro_steps(program, a)
+  local compute_b, update_b = micro_steps(program, b)
+  local passes = passes_of(seed)
+  passes.time = true
+  local compiled = mf.compile(function(x, y)
+    local list = compute_b(x, y)
+    update_b(1)
+    return list
+  end, { passes = passes, gradient_accumulation_steps = MICRO, one_op_tasks = seed % 3 == 0 })
+  for call = 1, 3 do
+    local args = {}
+    for side = 1, 2 do
+      mf.manual_seed(100 + call)
+      args[side] = {}
+      for k, shape in ipairs(a.shapes) do
+        local whole = { unpack(shape) }
+        if whole[1] then whole[1] = whole[1] * MICRO end
+        args[side][k] = mf.randn(whole, { dtype = dtype })
+      end
+    end
+    local before, kept = mf.get_rng_state(), {} -- what micro-batches share is read alone
+    for k, t in ipairs { a.leaves[1], a.leaves[2], args[1][1], args[1][2] } do
+      kept[k] = { t, t:detach():clone(), k <= 2 or t.ndim == 0 }
+    end
+    local parts = {}
+    for m = 1, MICRO do
+      local function part(x)
+        if x.ndim == 0 then return x end
+        local rows = x.shape[1] / MICRO
+        return x:detach():narrow(0, (m - 1) * rows, rows)
+      end
+      local ok, list = pcall(compute, part(args[1][1]), part(args[1][2]))
+      if not ok then return 'fails' end
+      parts[m] = {}
+      for key, t in pairs(list) do parts[m][key] = t:detach():clone() end
+    end
+    local written = false
+    for _, t in ipairs(kept) do written = written or t[3] and not mf.equal(t[1], t[2]) end
+    if written or not mf.equal(before, mf.get_rng_state()) then return 'not compared' end
+    update(1 / MICRO)
+    local ok, got = pcall(compiled, unpack(args[2]))
+    if not ok then
+      if tostring(got):find('no gradient leaves a step', 1, true) then return 'refused' end
+      if tostring(got):find('reads what one micro-batch has', 1, true) then return 'refused' end
+      error(tostring(got), 0)
+    end
+    for key in pairs(parts[1]) do check_together(parts, got[key], key) end
+    for k = 1, 2 do compare(args[1][k], args[2][k], ('call %d: argument %d'):format(call, k)) end
+    for k = 1, 4 do compare(a.captured[k], b.captured[k], ('call %d: captured %d'):format(call, k)) end
+  end
+  return nil
+end
+
+-- -- Running --------------------------------------------------------------------------------------
+
 local only = tonumber(os.getenv 'MF_SPEC_SEED')
 
-local function run(from, to, length, dtype)
+local function run(from, to, length, dtype, how)
   local failed = 0
   for seed = only or from, only or to do
-    local ok, text = pcall(check, seed, length, dtype)
+    local ok, text = pcall(how or check, seed, length, dtype)
     if not ok then
       error(('seed %d, length %d, %s: %s\n%s'):format(seed, length, tostring(dtype), tostring(text),
         texts(generate(seed, length, dtype), 6)), 0)
@@ -310,6 +409,8 @@ describe('a random program does the same compiled', function()
   it('of a few instructions', function() run(1, 60, 4, mf.float64) end)
   it('of some instructions', function() run(101, 140, 12, mf.float64) end)
   it('in float32', function() run(201, 220, 12, mf.float32) end)
+  it('in micro-batches', function() run(301, 400, 5, mf.float64, check_micro) end)
+  it('in micro-batches, thousands #long', function() run(11000, 14000, 7, mf.float64, check_micro) end)
   it('of a few instructions, thousands #long', function() run(1000, 4000, 4, mf.float64) end)
   it('of some instructions, thousands #long', function() run(5000, 7000, 12, mf.float64) end)
   it('of many instructions, hundreds #long', function() run(8000, 8400, 60, mf.float64) end)

@@ -165,8 +165,6 @@ describe('nn.Graph', function()
       fails(text .. ' ', G, function(c) c[name](c) end)
       G(function(c) c[name](c, false) end)
     end
-    fails('micro-batches', G, function(c) c:set_gradient_accumulation_steps(4) end)
-    G(function(c) c:set_gradient_accumulation_steps(1) end)
     fails("there is no option 'enable_map'; did you mean 'enable_amp'", G, function(c) c:enable_map() end)
     fails('is called, not set', G, function(c) c.enable_amp = true end)
     fails('no option', G, function(c) c.amp = true end)

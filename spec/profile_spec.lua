@@ -103,8 +103,8 @@ describe('mf.profile', function()
     fails('save_trace', function() mf.profile(function() end):save_trace '/nowhere/x.json' end)
   end)
 
-  it('has a row for each stream and arlanes between actors', function()
-    local f = mf.compile(function(a) return (a * 2):sum() end)
+  local function shows_streams(n)
+    local f = mf.compile(function(a) return (a * 2):sum() end, { gradient_accumulation_steps = n })
     local k = 0
     local function run()
       for sum in f:over(function()
@@ -127,22 +127,26 @@ describe('mf.profile', function()
       acts[name] = (acts[name] or 0) + 1
       assert.equal(lanes[name == 'step' and 'compute' or name], row)
     end
-    assert.same({ data = 5, copy = 5, step = 5, results = 5 }, acts)
+    assert.same({ data = 5, copy = 5, step = 5 * n, results = 5 }, acts)
     for id in text:gmatch '"ph":"s",[^}]-"id":("[^"]+")' do sent[id] = true end
-    local arlanes = 0
+    local arrows = 0
     for row, id in text:gmatch '"ph":"f","bp":"e","pid":0,"tid":(%d+),[^}]-"id":("[^"]+")' do
       assert(sent[id] and row ~= lanes.data, id)
       received[id] = true
-      arlanes = arlanes + 1
+      arrows = arrows + 1
     end
     for id in pairs(sent) do assert(received[id], id) end
     -- data to copy; an input and the order to the step; a result and the order to results: five each
-    assert.equal(5 * 5, arlanes)
+    assert.equal(5 * 5, arrows)
     -- the ops lie in the row of the step
     for row in text:gmatch '"tid":(%d+),"ts":[%d.]+,"dur":[%d.]+,"name":"fused","cat":"op"' do
       assert.equal(lanes.compute, row)
     end
-  end)
+  end
+
+  it('has a row for each stream and arrows between actors', function() shows_streams(1) end)
+
+  it('has the act of each micro-batch, and arrows for the rounds', function() shows_streams(2) end)
 
   it('comes and goes while other threads launch kernels', function()
     local Set = mf.data.Dataset:extend 'Set'

@@ -205,6 +205,20 @@ function cases.scatter_base(v, add)
   add { x = v:n(4, 3), src = v:n(2, 3), base_stride = { 3, 1 }, src_size = { 2, 3 }, stride = { 6, 1 }, offset = 3 }
 end
 
+-- Of one micro-batch, or of the first: what the others add is a matter of the compiler's specs.
+function cases.micro_mean(v, add)
+  add { x = v:n(v.B, 3), n = 1 }
+  add { x = v:n(v.B, 3), n = 4, at = 0 }
+end
+function cases.micro_pack(v, add)
+  add { x = v:n(v.B, 3), n = 1 }
+  add { x = v:n(), n = 1 }
+end
+function cases.micro_unpack(v, add)
+  add { x = v:n(4, 3), n = 2, at = 1 }
+  add { x = v:n(6), n = 3 }
+end
+
 -- -- Views ----------------------------------------------------------------------------------------
 
 local function reshaped(v, add)

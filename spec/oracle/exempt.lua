@@ -5,6 +5,7 @@ local memory = 'is about memory: strides of the whole mean nothing in a part'
 local data = 'the shape depends on data, which differs from part to part'
 local size = 'the shape depends on data, and all memory is planned before there is any'
 local selects = 'its gradient selects elements, and how many depends on data'
+local micro = 'made by the compiler, between a step and its micro-batches, when gradients are ops already'
 local step = 'an optimiser step is not recorded'
 
 return {
@@ -14,6 +15,7 @@ return {
     ['adamax_'] = step, ['rmsprop_'] = step, ['sgd_'] = step, ['sgd_rows_'] = step,
     ['scale_all_'] = 'writes into gradients, which have none',
     ['zero_all_'] = 'writes into gradients, which have none',
+    micro_unpack = micro, micro_repeat = micro, micro_mean = micro, micro_pack = micro, micro_last = micro,
   },
   -- Inputs of ops that have a gradient, which are not served: OP.PARAM.
   no_input_gradient = {
@@ -43,6 +45,7 @@ return {
     normal = draws, ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws,
     dropout = draws, dropout_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
+    micro_unpack = micro, micro_mean = micro, micro_pack = micro, micro_last = micro,
     slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,
     fused = 'made when the splits are chosen already: it runs on parts',
     total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',

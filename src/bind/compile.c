@@ -100,16 +100,27 @@ static int job_gc(lua_State *L) {
   return 0;
 }
 
-/* Stack: f, args. Calls f on traced tensors for the tensors in the table `args`. */
-static int call_traced(State *S, lua_State *L, Job *j, int args) {
+static bool is_in_list(lua_State *L, int list, int value) {
+  bool found = false;
+  for (int k = 1, n = lua_istable(L, list) ? (int)lua_objlen(L, list) : 0; k <= n; k++) {
+    lua_rawgeti(L, list, k);
+    found |= lua_tointeger(L, -1) == value;
+    lua_pop(L, 1);
+  }
+  return found;
+}
+
+/* Stack: f, args. Calls f on traced tensors for the tensors in the table `args`; those whose places
+ * the table `repeated` lists are whole in each micro-batch. */
+static int call_traced(State *S, lua_State *L, Job *j, int args, int repeated) {
   int n = (int)lua_objlen(L, args);
   luaL_checkstack(L, n + 8, "too many arguments");
   for (int k = 1; k <= n; k++) {
     lua_rawgeti(L, args, k);
     Tensor *like = bind_to_tensor(S, L, -1);
-    Tensor *x = like ? job_input(j, like) : NULL;
+    Tensor *x = like ? job_input(j, like, is_in_list(L, repeated, k)) : NULL;
     lua_pop(L, 1);
-    if (!x) return like ? MF_ENOMEM : err_set(MF_EINVAL, "compile: argument %d is no tensor", k);
+    if (!x) return like ? MF_EINVAL : err_set(MF_EINVAL, "compile: argument %d is no tensor", k);
     bind_push(S, L, x);
   }
   if (!lua_pcall(L, n, 1, 0)) return 0;
@@ -205,8 +216,9 @@ static int has_bf16(lua_State *L) {
   return 1;
 }
 
-/* mf._graph_pass(text, names, amp, budget): the text of the graph after these passes ("dce,cse", or
- * "" for none); then the seconds that they took; then the graph for Graphviz. */
+/* mf._graph_pass(text, names, amp, budget, times, repeated): the text of the graph after these
+ * passes ("dce,cse", or "" for none), which make `times` micro-batches of it, the inputs that the
+ * list names being whole in each; then the seconds that they took; then the graph for Graphviz. */
 static int graph_pass(lua_State *L) {
   State *S = bind_state(L);
   const char *names = luaL_checkstring(L, 2);
@@ -215,6 +227,9 @@ static int graph_pass(lua_State *L) {
   PlanOptions options = {0};
   settings.budget = (int64_t)lua_tonumber(L, 4);
   settings.measure = plan_measure, settings.measure_ud = &options;
+  settings.times = lua_isnumber(L, 5) ? (int)lua_tointeger(L, 5) : 1;
+  for (int k = 0; k < 64; k++)
+    if (is_in_list(L, 6, k + 1)) settings.repeated |= UINT64_C(1) << k;
   Str *text = bind_new_text(S, L), *dot = bind_new_text(S, L);
   Graph *g = graph_parse(luaL_checkstring(L, 1));
   double seconds;
@@ -256,10 +271,11 @@ static JobBox *new_job(lua_State *L) {
   return b;
 }
 
-/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks, budget): traces f on the tensors
- * of args; f returns the list of its results that are traced tensors. `scalars` is filled with what
- * the step reads; `passes` says which do not run, `amp` is the name of the dtype of products,
- * `budget` how many bytes it may take. Returns the job. */
+/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks, budget, times, repeated): traces f
+ * on the tensors of args; f returns the list of its results that are traced tensors. `scalars` is
+ * filled with what the step reads; `passes` says which do not run, `amp` is the name of the dtype
+ * of products, `budget` how many bytes it may take, `times` how many micro-batches there are, and
+ * `repeated` which args are whole in each. Returns the job. */
 static int compile(lua_State *L) {
   State *S = bind_state(L);
   const char *name = luaL_checkstring(L, 1);
@@ -268,14 +284,16 @@ static int compile(lua_State *L) {
   PassSettings settings = settings_of(L, 5);
   settings.budget = (int64_t)lua_tonumber(L, 8);
   PlanOptions options = {.one_op_tasks = lua_toboolean(L, 7)};
+  lua_settop(L, 10);
   JobBox *b = new_job(L);
   int box = lua_gettop(L);
-  if (!(b->job = job_begin(S->E, name))) return bind_raise(L);
+  int times = lua_isnumber(L, 9) ? (int)lua_tointeger(L, 9) : 1;
+  if (!(b->job = job_begin(S->E, name, times))) return bind_raise(L);
   lua_pushvalue(L, 4);
   S->scalars = luaL_ref(L, LUA_REGISTRYINDEX);
   lua_pushvalue(L, 2);
   S->tracing = b->job;
-  int rc = call_traced(S, L, b->job, 3);
+  int rc = call_traced(S, L, b->job, 3, 10);
   S->tracing = NULL;
   luaL_unref(L, LUA_REGISTRYINDEX, S->scalars);
   S->scalars = LUA_NOREF;

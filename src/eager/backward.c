@@ -222,12 +222,26 @@ int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
   return 0;
 }
 
+/* Of a step that is traced as one of several micro-batches, what leaf n gets is the mean of all of
+ * them; tensors that the step made have one in each. Takes and gives a count; NULL on failure. */
+static Tensor *mean_gradient(Eager *E, const Node *n, Tensor *g) {
+  const Tensor *leaf = n->leaf;
+  bool means = E->tracer && E->tracer->times > 1 && leaf && leaf->storage && leaf->storage->data;
+  if (!means || !g) return g;
+  Tensor *mean = tensor_is_rows(g) ? sparse_mean(E, g, E->tracer->times)
+                                   : eager_op(E, OP_micro_mean, 1, &g,
+                                              &(struct micro_mean_args){.n = E->tracer->times});
+  tensor_release(g);
+  return mean;
+}
+
 /* Takes g's count. */
 static int finish_leaf(Pass *p, Node *n, Tensor *g) {
   int rc = 0;
   if (!p->selective && n->leaf && g) {
     Tensor *leaf = tensor_retain(n->leaf);
-    rc = tape_accumulate(p->E, leaf, g, p->b->create_graph);
+    g = mean_gradient(p->E, n, g);
+    rc = g ? tape_accumulate(p->E, leaf, g, p->b->create_graph) : MF_ENOMEM;
     tensor_release(leaf);
   }
   tensor_release(g);
@@ -302,6 +316,9 @@ static int show(Pass *p, Node *n, Tensor **g) {
     if (p->targets[k].node != n || !g[p->targets[k].output]) continue;
     tensor_release(p->b->grads[k]);
     p->b->grads[k] = tensor_retain(g[p->targets[k].output]);
+    if (n->kind != NODE_ACCUMULATE) continue;
+    p->b->grads[k] = mean_gradient(E, n, p->b->grads[k]);
+    if (!p->b->grads[k]) rc = MF_ENOMEM;
   }
   return rc;
 }

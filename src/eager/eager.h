@@ -108,6 +108,9 @@ typedef struct EagerTracer {
   int (*record)(struct EagerTracer *, EagerCall *c);
   /* t.grad is about to be read or added to, or (`written`) set. */
   int (*gradient)(struct EagerTracer *, Tensor *t, bool written);
+  /* What is traced is one of so many micro-batches of a step; more than 1: gradients of tensors
+   * that are older than the step are averaged where they end. */
+  int times;
 } EagerTracer;
 
 /* Work that goes on behind the state's back, of a step that runs ahead: the storages that it uses

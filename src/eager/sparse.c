@@ -163,6 +163,22 @@ Tensor *sparse_coalesce(Eager *E, Tensor *t) {
   return merged;
 }
 
+/* The rows of all, each weighing less. */
+Tensor *sparse_mean(Eager *E, Tensor *t, int n) {
+  struct micro_pack_args args = {.n = n};
+  Tensor *scale = tensor_number(E, 1.0 / n, true), *mean = NULL;
+  Tensor *ids = eager_op(E, OP_micro_pack, 1, &t->row_ids, &args);
+  Tensor *less =
+      scale && ids ? eager_op(E, OP_mul, 2, (Tensor *[]){t->row_values, scale}, NULL) : NULL;
+  Tensor *values = less ? eager_op(E, OP_micro_pack, 1, &less, &args) : NULL;
+  if (values) mean = make(ids, values, t->m.shape[0]);
+  tensor_release(scale);
+  tensor_release(ids);
+  tensor_release(less);
+  tensor_release(values);
+  return mean;
+}
+
 static bool is_own(const Tensor *t) {
   return t->refs == 1 && meta_is_contiguous(&t->m) &&
          atomic_load_explicit(&t->storage->refs, memory_order_acquire) == 1;

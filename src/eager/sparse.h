@@ -16,6 +16,8 @@ bool sparse_is_freed(const Tensor *t);
 /* Sorted ids without repeats; t itself, with one more count, when it is so. While a step is
  * compiled: as many ids as t has, of which the last is repeated, with rows of zeros. */
 Tensor *sparse_coalesce(Eager *E, Tensor *t);
+/* While one of n micro-batches is traced, the mean of what each of them has. */
+Tensor *sparse_mean(Eager *E, Tensor *t, int n);
 Tensor *sparse_to_dense(Eager *E, Tensor *t);
 /* As t, but that nobody else sees or can write its ids and values: t itself, with one more count,
  * when it is so and the caller's count is the only one. */

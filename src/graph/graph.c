@@ -18,7 +18,7 @@ Graph *graph_create(const char *name) {
     return NULL;
   }
   g->name = name;
-  g->n_generators = 1;
+  g->n_generators = g->times = 1;
   if (!arena_protect(&g->arena, name_graph, g)) return g;
   graph_destroy(g);
   return NULL;
@@ -43,6 +43,8 @@ GraphNode *graph_insert(Graph *g, GraphNode *at, GraphKind kind, int n_in, int n
   n->n_in = n_in;
   n->n_out = n_out;
   n->cell = NO_CELL;
+  n->times = 1;
+  n->along = -1;
   n->in = arena_array(&g->arena, GraphValue *, n_in);
   n->out = arena_array(&g->arena, GraphValue, n_out);
   for (int k = 0; k < n_out; k++) {
@@ -57,6 +59,14 @@ GraphNode *graph_add(Graph *g, GraphKind kind, int n_in, int n_out) {
   return graph_insert(g, NULL, kind, n_in, n_out);
 }
 
+static int times_of(const Graph *g, const GraphNode *n) {
+  int flags = n->op->spec[0]->flags, times = 1;
+  if (flags & (OP_SPREADS | OP_GATHERS)) return flags & OP_SPREADS ? g->times : 1;
+  for (int k = 0; k < n->n_in; k++)
+    if (n->in[k] && n->in[k]->node->times > times) times = n->in[k]->node->times;
+  return times;
+}
+
 GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args, int n_in,
                         GraphValue *const *in, int n_out) {
   GraphNode *n = graph_insert(g, at, GRAPH_OP, n_in, n_out);
@@ -64,6 +74,7 @@ GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args,
   n->args = op_copy_args(&g->arena, op, args);
   if (n_in) memcpy(n->in, in, sizeof *in * (size_t)n_in);
   n->segment = at ? at->segment : 0;
+  n->times = times_of(g, n);
   return n;
 }
 
@@ -74,6 +85,8 @@ GraphNode *graph_copy_op(Graph *g, GraphNode *at, const GraphNode *n) {
   copy->n_patches = n->n_patches;
   copy->patches = n->patches;
   copy->generator = n->generator;
+  copy->times = n->times;
+  copy->along = n->along;
   copy->where = n->where;
   copy->segment = 0;
   for (int k = 0; k < n->n_out; k++) {

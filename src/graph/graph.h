@@ -66,6 +66,10 @@ struct GraphNode {
   int n_patches;
   const GraphPatch *patches;
   int generator;     /* of a random op: its key's stream counts from that generator's first */
+  int times;         /* how often it is computed in a step: once, or for each micro-batch. Of an op
+                        that gathers, its output's: once */
+  int8_t along;      /* of a random op computed several times: the dim of its output along which
+                        micro-batches lie, for its elements' numbers; -1: none */
   const char *name;  /* of an input or capture */
   const Meta *meta;  /* of an input or capture: its memory */
   double value;      /* of a number */
@@ -83,6 +87,7 @@ struct Graph {
   LIST(GraphValue *) results;
   int n_cells;      /* scalars that are read before each call */
   int n_generators; /* number 0 is the state's default one */
+  int times;        /* micro-batches of a step; 1: the step is one */
 };
 
 /* An empty graph; NULL when out of memory (error set). */
@@ -94,12 +99,13 @@ void graph_destroy(Graph *g);
 GraphNode *graph_add(Graph *g, GraphKind kind, int n_in, int n_out);
 /* The same before `at` (NULL: at the end). */
 GraphNode *graph_insert(Graph *g, GraphNode *at, GraphKind kind, int n_in, int n_out);
-/* A node of an op whose arguments are copied; it belongs to the segment of `at`. */
+/* A node of an op whose arguments are copied; it belongs to the segment of `at`, and is computed as
+ * often as its inputs say. */
 GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args, int n_in,
                         GraphValue *const *in, int n_out);
 void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
                     const int64_t *shape);
-/* The same computation once more, on the same inputs, before `at`; in no segment. */
+/* The same computation once more, as often, on the same inputs, before `at`; in no segment. */
 GraphNode *graph_copy_op(Graph *g, GraphNode *at, const GraphNode *n);
 /* Uses of a value of `from` become such of one of `to`: where that one is in a segment to which
  * they do not belong, it is kept. */
@@ -114,6 +120,9 @@ void graph_replace(Graph *g, GraphValue *from, GraphValue *to);
 void graph_replace_marked(Graph *g);
 /* The same of results alone, for passes that have looked at all nodes' inputs. */
 void graph_replace_results(Graph *g);
+/* Puts what micro-batches need of the step before them, and what they do not behind them; see
+ * order.c. Uses marks, and leaves none. */
+void graph_order(Graph *g);
 /* Numbers nodes and values in order. */
 void graph_renumber(Graph *g);
 /* Sets the marks of all nodes and values to NULL. */
@@ -121,6 +130,10 @@ void graph_clear_marks(Graph *g);
 
 static inline bool graph_is_op(const GraphNode *n, int op_id) {
   return n->kind == GRAPH_OP && n->op->id == op_id;
+}
+/* Whether it works for each micro-batch: its outputs are of each, or it gathers them. */
+static inline bool graph_is_micro(const GraphNode *n) {
+  return n->times > 1 || (n->kind == GRAPH_OP && n->op->spec[0]->flags & OP_GATHERS);
 }
 /* How many values there are, if they are numbered. */
 static inline int64_t graph_values(const Graph *g) {

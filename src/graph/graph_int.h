@@ -15,6 +15,7 @@ typedef struct Checker {
   const Meta **in;
   int cap;
   const GraphValue **made; /* by id, those of the nodes that were walked */
+  bool *late;              /* the same: whether it follows from what micro-batches left */
   int64_t n_made, cap_made;
   bool settle; /* arguments become what inference makes of them, as those of traces are */
 } Checker;

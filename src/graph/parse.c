@@ -199,9 +199,20 @@ static int read_device(Reader *r) {
   fail(r, "%s is no device", word);
 }
 
+/* "4 x": that many times in a step. */
+static int read_times(Reader *r) {
+  skip_blanks(r);
+  if (!isdigit((unsigned char)*r->at)) return 1;
+  int times = read_count(r, "times", COUNT_MAX);
+  expect(r, "x ");
+  return times;
+}
+
 static void read_type(Reader *r, GraphValue *v) {
   int64_t shape[MF_MAX_DIMS];
-  int ndim = 0;
+  int ndim = 0, times = read_times(r);
+  if (v->output && times != v->node->times) fail(r, "outputs of one op that do not go together");
+  v->node->times = times;
   DType t = read_dtype(r);
   v->number = *r->at != '[';
   if (!v->number) ndim = (int)read_ints(r, shape, MF_MAX_DIMS);
@@ -303,6 +314,7 @@ static void read_generator(Reader *r, GraphNode *n, char *at) {
     v = read_int(r);
   }
   if (v < 0) fail(r, "stream numbers are not negative");
+  if (accept_keyword(r, "along")) n->along = (int8_t)read_count(r, "dim", MF_MAX_DIMS);
   *key = (RngKey){0, (uint64_t)v};
 }
 
@@ -501,6 +513,7 @@ static void read_definition(Reader *r) {
 static void read_write(Reader *r) {
   GraphNode *n = graph_add(r->g, GRAPH_WRITE, 1, 0);
   n->target = read_value(r)->node;
+  n->times = n->target->times;
   expect(r, "=");
   n->in[0] = read_value(r);
   end_line(r, n);
@@ -531,6 +544,7 @@ static void read_graph(void *ud) {
   r->g->name = read_name(r);
   if (accept_keyword(r, "cells")) r->g->n_cells = read_count(r, "cells", COUNT_MAX);
   if (accept_keyword(r, "generators")) r->g->n_generators = read_count(r, "generators", COUNT_MAX);
+  if (accept_keyword(r, "times")) r->g->times = read_count(r, "times", COUNT_MAX);
   end_line(r, NULL);
   for (;;) {
     skip_empty(r);

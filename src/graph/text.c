@@ -18,7 +18,16 @@
  * the cpu; a plain number has no shape. Ports that are not contiguous have their strides. Behind
  * # is the user's line, before it in braces the segment between checkpoints, `{remat 1}`, and
  * whether the value is needed behind that, `{remat 1, kept}`. Names that are no plain words, and
- * lines with control characters, are quoted. */
+ * lines with control characters, are quoted.
+ *
+ * With micro-batches the head says how many, and so does the type of what each of them has:
+ *
+ *   graph step times 4
+ *   %0 = input x0: float32[8, 9]
+ *   %1 = micro_unpack(%0, n=4): 4 x float32[2, 9]
+ *   %2 = dropout(%1, generator=0 along 0): 4 x float32[2, 9]
+ *   %3 = micro_pack(%2, n=4): float32[8, 9]
+ *   return %3 */
 #include <math.h>
 #include <string.h>
 
@@ -123,6 +132,7 @@ static void put_value(Str *s, const GraphNode *n, const Param *p) {
       const RngKey *key = at;
       if (n->generator) str_printf(s, "%d:", n->generator);
       str_printf(s, "%llu", (unsigned long long)key->stream);
+      if (n->along >= 0) str_printf(s, " along %d", n->along);
       break;
     }
     case PARAM_PROGRAM: op_program_print(*(Program *const *)at, s); break;
@@ -180,6 +190,7 @@ static void put_op(Str *s, const GraphNode *n) {
 /* -- Lines ------------------------------------------------------------------------------------- */
 
 static void put_type(Str *s, const GraphValue *v) {
+  if (v->node->times != 1) str_printf(s, "%d x ", v->node->times);
   str_puts(s, dtype_name((DType)v->dtype));
   if (!v->number) put_ints(s, v->ndim, v->shape);
   if (v->device != DEVICE_CPU) str_printf(s, "@%s", graph_devices[v->device]);
@@ -240,6 +251,7 @@ void graph_print(Graph *g, Str *out) {
   put_name(out, g->name);
   if (g->n_cells) str_printf(out, " cells %d", g->n_cells);
   if (g->n_generators != 1) str_printf(out, " generators %d", g->n_generators);
+  if (g->times != 1) str_printf(out, " times %d", g->times);
   str_puts(out, "\n");
   for (const GraphNode *n = g->first; n; n = n->next) put_node(out, n);
   str_puts(out, "return");

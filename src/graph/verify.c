@@ -7,7 +7,12 @@
  *      the new values of the inputs that its signature marks as written, like those. An op that may
  *      work in place may keep the dtype of its first input.
  *   5. Only arguments that are single numbers are cells, each once, and the cells exist.
- *   6. What a write leaves in a capture has the capture's shape and dtype; one write a capture. */
+ *   6. What a write leaves in a capture has the capture's shape and dtype; one write a capture.
+ *   7. Time: a node is computed once a step or once a micro-batch, and so is what it reads, plain
+ *      numbers apart. Ops that spread lead from the first to the second, ops that gather back, and
+ *      nothing leads from what was gathered to a micro-batch. A capture may be one of each
+ *      micro-batch, which reads what the one before wrote; then its write is too. Results are of
+ *      the step. */
 #include <stdio.h>
 #include <string.h>
 
@@ -158,6 +163,37 @@ static int check_patches(const Graph *g, const GraphNode *n) {
   return 0;
 }
 
+/* How often n has what it reads, and what it makes. */
+static int check_times(const Graph *g, const GraphNode *n) {
+  int flags = n->kind == GRAPH_OP ? n->op->spec[0]->flags : 0, reads = n->times;
+  if (g->times < 1) return err_set(MF_EINVAL, "there are %d micro-batches", g->times);
+  if (n->times != 1 && n->times != g->times)
+    return err_set(MF_EINVAL, "is computed %d times, a step has %d micro-batches", n->times,
+                   g->times);
+  if (flags & OP_SPREADS) reads = 1;
+  if (flags & OP_GATHERS) reads = g->times;
+  if ((flags & OP_SPREADS && n->times != g->times) || (flags & OP_GATHERS && n->times != 1))
+    return err_set(MF_EINVAL, "makes something %d times", n->times);
+  for (int k = 0; k < n->n_in; k++)
+    if (n->in[k] && !n->in[k]->number && n->in[k]->node->times != reads)
+      return err_set(MF_EINVAL, "input %d is made %d times, it is read %d times", k,
+                     n->in[k]->node->times, reads);
+  if ((n->kind == GRAPH_INPUT || n->kind == GRAPH_NUMBER) && n->times != 1)
+    return err_set(MF_EINVAL, "is there %d times", n->times);
+  if (n->kind == GRAPH_WRITE && n->target && n->target->times != n->times)
+    return err_set(MF_EINVAL, "a capture of %d times is written %d times", n->target->times,
+                   n->times);
+  for (int i = 0; flags & (OP_SPREADS | OP_GATHERS) && i < n->op->n_params; i++)
+    if (g->times > 1 && !strcmp(n->op->params[i].name, "n") &&
+        *(const int64_t *)(const void *)((const char *)n->args + n->op->params[i].offset) !=
+            g->times)
+      return err_set(MF_EINVAL, "n is not the number of micro-batches, %d", g->times);
+  int ndim = n->n_out ? n->out[0].ndim : 0;
+  if (n->along >= ndim && n->along >= 0)
+    return err_set(MF_EINVAL, "draws along dim %d of %d", n->along, ndim);
+  return 0;
+}
+
 static int check_op(Checker *c, const Graph *g, GraphNode *n) {
   if (n->op->spec[0]->flags & OP_DATA)
     return err_set(MF_EINVAL, "its outputs' shape depends on data");
@@ -216,6 +252,8 @@ int graph_check_node(Checker *c, const Graph *g, GraphNode *n) {
     int rc = shape_check("output", v->ndim, v->shape, (DType)v->dtype);
     if (rc) return rc;
   }
+  int timed = n->kind == GRAPH_OP && !n->op ? 0 : check_times(g, n);
+  if (timed) return timed;
   switch ((GraphKind)n->kind) {
     case GRAPH_OP: return check_op(c, g, n);
     case GRAPH_INPUT:
@@ -230,6 +268,7 @@ void graph_check_free(Checker *c) {
   mem_free(c->metas);
   mem_free(c->in);
   mem_free(c->made);
+  mem_free(c->late);
 }
 
 /* -- The whole --------------------------------------------------------------------------------- */
@@ -258,6 +297,13 @@ static int check_place(Checker *c, const GraphNode *n) {
   return 0;
 }
 
+/* Whether n follows from what micro-batches left. */
+static bool is_late(const Checker *c, const GraphNode *n) {
+  bool late = n->kind == GRAPH_OP && n->op->spec[0]->flags & OP_GATHERS;
+  for (int k = 0; k < n->n_in && !late; k++) late = n->in[k] && c->late[n->in[k]->id];
+  return late;
+}
+
 /* Numbers what n makes. */
 static int note_made(Checker *c, GraphNode *n) {
   if (c->n_made + n->n_out > c->cap_made) {
@@ -265,11 +311,18 @@ static int note_made(Checker *c, GraphNode *n) {
     const GraphValue **made = mem_resize(c->made, sizeof *made * (size_t)cap);
     if (!made) return err_set(MF_ENOMEM, "out of memory");
     c->made = made;
+    bool *late = mem_resize(c->late, sizeof *late * (size_t)cap);
+    if (!late) return err_set(MF_ENOMEM, "out of memory");
+    c->late = late;
     c->cap_made = cap;
   }
+  bool late = is_late(c, n);
+  if (late && n->kind == GRAPH_OP && n->op->spec[0]->flags & OP_SPREADS)
+    return err_set(MF_EINVAL, "leads from what the micro-batches left back to them");
   for (int k = 0; k < n->n_out; k++) {
     n->out[k].id = c->n_made;
     n->out[k].mark = NULL;
+    c->late[c->n_made] = late;
     c->made[c->n_made++] = &n->out[k];
   }
   return 0;
@@ -301,6 +354,9 @@ static int check_all(Graph *g, const char *after, Checker *c) {
   for (size_t i = 0; i < g->results.n; i++)
     if (!g->results.at[i] || !is_made(c, g->results.at[i]))
       return explain(err_set(MF_EINVAL, "result %d is not made", (int)i + 1), after, NULL);
+    else if (g->results.at[i]->node->times != 1)
+      return explain(err_set(MF_EINVAL, "result %d is of each micro-batch", (int)i + 1), after,
+                     NULL);
   return 0;
 }
 

@@ -7,9 +7,9 @@
 #include "tape.h"
 #include "trace.h"
 
-Job *job_begin(Eager *E, const char *name) {
+Job *job_begin(Eager *E, const char *name, int times) {
   Job *j = mem_zalloc(sizeof *j);
-  if (j) j->trace = trace_begin(E, name);
+  if (j) j->trace = trace_begin(E, name, times);
   if (!j || !j->trace) {
     if (!j) err_set(MF_ENOMEM, "out of memory");
     mem_free(j);
@@ -20,8 +20,19 @@ Job *job_begin(Eager *E, const char *name) {
   return j;
 }
 
-Tensor *job_input(Job *j, const Tensor *like) {
-  return trace_input(j->trace, like);
+Tensor *job_input(Job *j, const Tensor *like, bool repeated) {
+  int k = j->n_inputs++, times = j->trace->tracer.times;
+  if (k >= 64) {
+    err_set(MF_EUNSUPPORTED, "compile: more than 64 tensors as arguments");
+    return NULL;
+  }
+  if (times == 1 || repeated || !like->m.ndim) {
+    j->repeated |= UINT64_C(1) << k;
+    return trace_input(j->trace, like, false);
+  }
+  if (like->m.shape[0] % times == 0) return trace_input(j->trace, like, true);
+  err_set(MF_EINVAL, "compile: tensor %d cannot be shared out to %d micro-batches", k + 1, times);
+  return NULL;
 }
 
 int job_segment(Job *j, int segment) {
@@ -95,6 +106,8 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const Pla
   s->isa = E->isa;
   s->measure = plan_measure;
   s->measure_ud = (void *)(uintptr_t)o;
+  s->times = j->trace->tracer.times;
+  s->repeated = j->repeated;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
   j->plan = plan_create(j->graph, o);

@@ -16,9 +16,11 @@ typedef struct Str Str;
 typedef struct PassSettings PassSettings;
 typedef struct PlanOptions PlanOptions;
 
-/* NULL with the error set. */
-Job *job_begin(Eager *E, const char *name);
-Tensor *job_input(Job *j, const Tensor *like);
+/* `times`: of how many micro-batches the step consists. NULL with the error set. */
+Job *job_begin(Eager *E, const char *name, int times);
+/* `repeated`: whole in each micro-batch, as single numbers are; otherwise its dim 0 is shared out.
+ */
+Tensor *job_input(Job *j, const Tensor *like, bool repeated);
 /* What is traced from here on is computed anew in the backward, until job_segment with what this
  * returns; see trace.h. x is needed behind it. */
 int job_segment(Job *j, int segment);

@@ -33,6 +33,8 @@ struct Job {
   const double **cells;
   int *written; /* arguments that it writes; their contents are the last results */
   int n_written;
+  int n_inputs;      /* of the trace */
+  uint64_t repeated; /* those that are whole in each micro-batch */
   double *own_cells; /* of a step from text */
   Map captured;      /* their storages -> their numbers */
   Tensor **owners;   /* while results are made: who has the memory, by register */

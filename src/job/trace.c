@@ -523,7 +523,7 @@ static void restore_gradients(Trace *t, bool all) {
 
 /* -- Beginning and end ------------------------------------------------------------------------- */
 
-Trace *trace_begin(Eager *E, const char *name) {
+Trace *trace_begin(Eager *E, const char *name, int times) {
   if (E->tracer) {
     err_set(MF_EINVAL,
             "compile: a step is being compiled already; call the inner function plainly");
@@ -537,7 +537,7 @@ Trace *trace_begin(Eager *E, const char *name) {
     err_set(MF_ENOMEM, "out of memory");
     return NULL;
   }
-  t->tracer = (EagerTracer){record, gradient};
+  t->tracer = (EagerTracer){record, gradient, times};
   t->E = E;
   t->stream = E->generator.next;
   E->tracer = &t->tracer;
@@ -563,11 +563,12 @@ static void add_input(void *ud) {
 }
 
 /* Within the step nothing lies between its elements. */
-Tensor *trace_input(Trace *t, const Tensor *like) {
+Tensor *trace_input(Trace *t, const Tensor *like, bool part) {
   Tensor *x = tensor_new(t->E);
   if (!x) return NULL;
   x->m = like->m;
   x->m.offset = 0;
+  if (part) x->m.shape[0] /= t->tracer.times;
   NewInput a = {t, x, x->m};
   if (!shape_is_dense(x->m.ndim, x->m.shape, x->m.stride))
     shape_contiguous(x->m.ndim, x->m.shape, x->m.stride);

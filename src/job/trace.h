@@ -63,10 +63,11 @@ typedef struct Trace {
   int segment, n_segments; /* what is recorded now belongs to; see GraphNode */
 } Trace;
 
-/* Begins: E records into a new graph. NULL with the error set. */
-Trace *trace_begin(Eager *E, const char *name);
-/* A tensor like `t` that stands for an argument of the step. */
-Tensor *trace_input(Trace *t, const Tensor *like);
+/* Begins: E records into a new graph one of `times` micro-batches. NULL with the error set. */
+Trace *trace_begin(Eager *E, const char *name, int times);
+/* A tensor like `like` that stands for an argument of the step; `part`: like a micro-batch of it,
+ * dim 0 being shared out. */
+Tensor *trace_input(Trace *t, const Tensor *like, bool part);
 /* What is recorded from here on is computed anew in the backward: the segment that this begins, or
  * (segment >= 0) belongs to. The one before. */
 int trace_segment(Trace *t, int segment);

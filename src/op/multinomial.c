@@ -107,6 +107,7 @@ static int multinomial_cpu(const OpCall *c) {
   const View *x = &c->in[0];
   int64_t rows = x->ndim == 2 ? x->shape[0] : 1, n = x->shape[x->ndim - 1], positive,
           *y = c->out[0].data;
+  int64_t first = x->ndim == 2 && c->out[0].whole ? c->out[0].start[0] : 0; /* in the whole */
   for (int64_t row = 0; row < rows; row++) {
     int rc = running_sums(c, row, c->scratch, &positive);
     if (rc) return rc;
@@ -115,8 +116,9 @@ static int multinomial_cpu(const OpCall *c) {
                      "multinomial: %lld samples without replacement, but only %lld weights of row "
                      "%lld are above 0",
                      (long long)a->num_samples, (long long)positive, (long long)row);
-    if (a->replacement) with_replacement(a, row, n, c->scratch, y + row * a->num_samples);
-    else without_replacement(a, row, n, c->scratch, y + row * a->num_samples);
+    int64_t *to = y + row * a->num_samples;
+    if (a->replacement) with_replacement(a, first + row, n, c->scratch, to);
+    else without_replacement(a, first + row, n, c->scratch, to);
   }
   return 0;
 }

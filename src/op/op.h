@@ -37,8 +37,7 @@ struct Infer {
   Meta *last; /* the output added last */
 };
 
-/* Answer of a view op whose input cannot be seen that way without a copy: the caller makes it
- * contiguous and asks again. */
+/* Answer of a view op whose input must be copied first: the caller does so and asks again. */
 enum { INFER_COPY = -1 };
 
 /* The next output: contiguous float32 0-d on the device of the first input, or I->device, until
@@ -49,8 +48,8 @@ Meta *infer_add(Infer *I);
 int infer_shape(Infer *I, DType dtype, int ndim, const int64_t *shape);
 /* The next output is like input k, with its shape and, where dense, its strides; dtype as given. */
 int infer_like(Infer *I, int k, DType dtype);
-/* Gives the last output the strides of the first input that has its shape, if that is dense
- * (channels_last stays so). */
+/* The last output gets the strides of the first input of its shape, if dense: channels_last stays.
+ */
 int infer_keep_strides(Infer *I);
 /* Whole inferences for common kinds: output as input 0; the same, integers becoming float32. */
 int infer_same(Infer *I);
@@ -65,8 +64,7 @@ int infer_dim(Infer *I, const char *name, int64_t *dim, int ndim);
 /* The same for a list, refusing repeats. An empty list means all dims when `all_if_empty`. */
 int infer_dims(Infer *I, const char *name, IntList *dims, int ndim, bool all_if_empty);
 
-/* Errors in one form: "softmax: x must be a float tensor, is int64". All return MF_EINVAL (or 0
- * where the check passes). */
+/* "softmax: x must be a float tensor, is int64". All return MF_EINVAL, or 0 if the check passes. */
 int infer_error(Infer *I, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int infer_want_float(Infer *I, int k);
 int infer_want_ndim(Infer *I, int k, int ndim);
@@ -81,12 +79,10 @@ int infer_want_sizes(Infer *I, const char *name, const IntList *size, int ndim, 
 /* Every place that (size, stride, offset) reach must be one of n elements; names for the error. */
 int infer_want_inside(Infer *I, const char *what, int ndim, const int64_t *size,
                       const int64_t *stride, int64_t offset, int64_t n);
-/* The name of input k as the signature has it ("xs[2]" in a list), for error texts; valid until the
- * next call in the thread's buf. */
+/* The name of input k as the signature has it ("xs[2]" in a list), for error texts; in buf. */
 const char *infer_name(Infer *I, int k, char *buf, size_t n);
 
-/* PyTorch's promotion over all inputs given: dimensioned tensors before 0-d ones before numbers, by
- * kind. */
+/* PyTorch's promotion over all inputs: dimensioned ones before 0-d ones before numbers, by kind. */
 DType infer_promote(Infer *I);
 /* The same over views. */
 DType op_promote_views(int n, const View *v);
@@ -141,8 +137,10 @@ typedef enum OpFlag {
   OP_HIDDEN = 1024,    /* bound as mf._NAME: for the library's own Lua */
   OP_BLOCKWISE = 2048, /* an output may have the data of any input with its places */
   OP_BY_VALUE = 4096,  /* pointwise: `choose` reads the value of a 0-d input */
+  OP_STRIDED = 8192,   /* a view that goes by the strides of memory, not by its input's dims */
   OP_PLACES = 16384,   /* writes the number that an input may be, as it is */
-  OP_STRIDED = 8192    /* a view that goes by the strides of memory, not by its input's dims */
+  OP_SPREADS = 32768,  /* what there is once a step to each of its micro-batches */
+  OP_GATHERS = 65536   /* the reverse, an output that lasts; `at` is the micro-batch's number */
 } OpFlag;
 
 /* What an op's file declares. */

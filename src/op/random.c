@@ -62,14 +62,19 @@ static void draw_block(const Draw *d, int64_t first, int64_t n, void *buffer) {
 }
 
 /* The index in the whole tensor of element `place` of this part, and in *run how many follow it
- * side by side in both. */
+ * side by side in both: within the dims, from the last on, that the part has whole, and the next.
+ */
 static int64_t global_index(const View *v, int64_t place, int64_t *run) {
   *run = INT64_MAX;
   if (!v->whole || v->ndim == 0) return place;
-  int64_t index = 0, step = 1;
+  int64_t index = 0, step = 1, inner = 0, size = 1;
+  bool joined = true;
   for (int d = v->ndim - 1; d >= 0; d--) {
     int64_t i = place % v->shape[d];
-    if (d == v->ndim - 1) *run = v->shape[d] - i;
+    if (joined) *run = (v->shape[d] - i) * size - inner;
+    joined &= v->shape[d] == v->whole[d];
+    inner += i * size;
+    size *= v->shape[d];
     place /= v->shape[d];
     index += (v->start[d] + i) * step;
     step *= v->whole[d];

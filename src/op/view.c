@@ -798,3 +798,31 @@ OP(strided_add,
        "int copies) -> Tensor",
    .flags = OP_HIDDEN, .sbp = "B", .linear = "g", .infer = strided_add_infer,
    .cpu = strided_add_cpu, .scratch = strided_add_scratch)
+
+/* -- From a step to its micro-batches ---------------------------------------------------------- */
+
+static int micro_unpack_infer(Infer *I) {
+  const struct micro_unpack_args *a = I->args;
+  const Meta *x = I->in[0];
+  if (a->n < 1 || a->at < 0 || a->at >= a->n)
+    return infer_error(I, "at %lld is none of %lld micro-batches", (long long)a->at,
+                       (long long)a->n);
+  if (!x->ndim) return want_dims(I);
+  if (x->shape[0] % a->n)
+    return infer_error(I, "x has %lld rows, which %lld micro-batches cannot share",
+                       (long long)x->shape[0], (long long)a->n);
+  int64_t rows = x->shape[0] / a->n;
+  return view_part(I, 0, a->at * rows, rows, 1);
+}
+
+/* Part `at` of n equal ones along dim 0; see pass/time.c. */
+OP(micro_unpack, .signature = "micro_unpack(Tensor x, int n, int at=0) -> Tensor",
+   .flags = OP_VIEW | OP_HIDDEN | OP_SPREADS, .sbp = "B", .infer = micro_unpack_infer)
+
+static int micro_repeat_infer(Infer *I) {
+  return view_same(I) ? 0 : MF_ENOMEM;
+}
+
+/* x, for each micro-batch. */
+OP(micro_repeat, .signature = "micro_repeat(Tensor x) -> Tensor",
+   .flags = OP_VIEW | OP_HIDDEN | OP_SPREADS, .infer = micro_repeat_infer)

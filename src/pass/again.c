@@ -9,6 +9,11 @@ Again again_begin(Graph *g, bool (*is_anew)(void *, const GraphValue *, const Gr
   return r;
 }
 
+bool again_is_beside(const GraphNode *n, const GraphNode *user) {
+  if (n->kind != GRAPH_OP || n->op->spec[0]->flags & (OP_GATHERS | OP_SPREADS)) return false;
+  return (n->times > 1) == graph_is_micro(user);
+}
+
 static int by_id(const void *a, const void *b) {
   const GraphNode *x = *(GraphNode *const *)a, *y = *(GraphNode *const *)b;
   return x->id < y->id ? -1 : x->id > y->id;

@@ -20,4 +20,9 @@ Again again_begin(Graph *g, bool (*is_anew)(void *, const GraphValue *, const Gr
  * with id -1, in the order of what they copy. Users must come in their order. */
 void again_inputs(Again *r, GraphNode *user);
 
+/* Whether a copy of node n for `user` would be computed as often as that, so that it belongs to the
+ * same part of the step: not where what is of the step is read by each micro-batch, nor what they
+ * leave. */
+bool again_is_beside(const GraphNode *n, const GraphNode *user);
+
 #endif

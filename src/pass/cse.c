@@ -56,7 +56,8 @@ static bool same_outputs(const GraphNode *a, const GraphNode *b) {
 }
 
 static bool same(const GraphNode *a, const GraphNode *b) {
-  if (a->kind != b->kind || a->op != b->op || a->n_in != b->n_in || a->n_out != b->n_out)
+  if (a->kind != b->kind || a->op != b->op || a->n_in != b->n_in || a->n_out != b->n_out ||
+      a->times != b->times)
     return false;
   if (a->kind == GRAPH_NUMBER)
     return !memcmp(&a->value, &b->value, sizeof a->value) && a->cell == b->cell &&

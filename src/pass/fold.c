@@ -149,7 +149,8 @@ static bool may_compute(const GraphNode *n) {
   if (n->n_written || !n->n_in || n->n_out != 1) return false;
   for (int k = 0; k < n->n_in; k++)
     if (n->in[k] && (!constant_of(n->in[k]) || n->in[k]->device != DEVICE_CPU)) return false;
-  if (n->op->spec[0]->flags & (OP_RANDOM | OP_DATA) || has_generator(n->op)) return false;
+  if (n->op->spec[0]->flags & (OP_RANDOM | OP_DATA | OP_GATHERS) || has_generator(n->op))
+    return false;
   return n->out[0].device == DEVICE_CPU && graph_numel(&n->out[0]) > 0;
 }
 
@@ -169,6 +170,7 @@ static GraphValue *make_full(Folding *f, GraphNode *n, const GraphValue *v) {
   a.dtype = v->dtype;
   GraphNode *full = graph_add_op(f->g, n, &op_table[OP_full], &a, 0, NULL, 1);
   full->where = n->where;
+  full->times = n->times;
   graph_describe(f->g, &full->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
   return &full->out[0];
 }

@@ -94,7 +94,8 @@ static bool same_shape(const GraphValue *a, const GraphValue *b) {
 /* Whether n may be in the group of `other`, but for levels. */
 static bool may_join(const GraphNode *n, const GraphNode *other) {
   const Group *g = group_of(other);
-  return g->open && same_shape(&n->out[0], &other->out[0]) && n->id - g->last <= REACH;
+  return g->open && same_shape(&n->out[0], &other->out[0]) && n->id - g->last <= REACH &&
+         n->times == other->times;
 }
 
 static void join(Group *to, Group *g) {
@@ -270,6 +271,7 @@ static void fuse(Fusing *f, Unit *u) {
                          .body = op_program_make(&g->arena, n_in, u->n, steps, args, n_out, out)};
   GraphNode *node = graph_add_op(g, NULL, &op_table[OP_fused], &a, n_in, in, n_out);
   node->where = u->members[0]->where;
+  node->times = u->members[0]->times;
   for (int k = 0; k < n_out; k++) {
     const GraphValue *v = results[k];
     graph_describe(g, &node->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);

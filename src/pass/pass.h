@@ -11,14 +11,16 @@
 #include "graph.h"
 
 typedef struct PassSettings {
-  uint64_t off;   /* bit k: pass k of the table does not run */
-  Stream *stream; /* of kernels that run now, on the cpu */
-  int isa;        /* which of their op tables */
-  int64_t budget; /* bytes that the step may take; 0: any. What it would take, measure says: 0 or a
-                     code */
+  uint64_t off;      /* bit k: pass k of the table does not run */
+  Stream *stream;    /* of kernels that run now, on the cpu */
+  int isa;           /* which of their op tables */
+  int amp;           /* the dtype of products: F16, BF16; 0: as they are */
+  int times;         /* micro-batches of a step, if more than 1; then time cannot be off */
+  uint64_t repeated; /* bit k: argument k is whole in each of them */
+  int64_t budget;    /* bytes that the step may take; 0: any. What it would take, measure says: 0 or
+                        a code */
   int (*measure)(void *ud, Graph *g, int64_t *bytes);
   void *measure_ud;
-  int amp; /* the dtype of products: F16, BF16; 0: as they are */
   /* Sees the graph as traced ("graph") and after each pass ("pass NAME"), and does not change it;
    * NULL: nobody looks. */
   void (*dump)(void *ud, const char *stage, Graph *g);
@@ -45,6 +47,7 @@ int pass_run_all(Graph *g, const PassSettings *s);
 
 void pass_dce(Graph *g, const PassSettings *s);
 void pass_amp(Graph *g, const PassSettings *s);
+void pass_time(Graph *g, const PassSettings *s);
 void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);

@@ -13,6 +13,7 @@
 const Pass pass_table[] = {
     {"dce", pass_dce, "traces are long, and much of the backward of a frozen layer is of no use"},
     {"amp", pass_amp, "before the others, which clean up behind it"},
+    {"time", pass_time, "behind amp, so that parameters are cast once a step"},
     {"fold", pass_fold, "before algebra, whose rules look for constants"},
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},

@@ -93,6 +93,7 @@ static void cut(Graph *g, GraphNode *n, size_t first) {
   GraphNode *again = graph_add_op(g, life->readers.at[first], n->op, n->args, n->n_in, n->in, 1);
   graph_describe(g, &again->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
   again->where = n->where;
+  again->times = n->times;
   for (size_t i = first; i < life->readers.n; i++) {
     GraphNode *reader = life->readers.at[i];
     for (int k = 0; k < reader->n_in; k++)

@@ -12,6 +12,9 @@
  * only once: in a functional graph the copy's writes are values that nobody uses, and the write
  * nodes stay with the first. So results do not change.
  *
+ * With micro-batches a copy is of each of them, as what it copies. Where one reads what was made
+ * once a step it takes that itself: it lasts until the last of them anyway.
+ *
  * It stands behind cse, which would merge a copy with what it copies, and before dce, since what
  * only the backward used is left in the forward without use. Passes before it keep the marks: what
  * replaces a node of a segment belongs to it, and what comes to be used from outside is kept
@@ -22,7 +25,8 @@
 static bool is_anew(void *ud, const GraphValue *v, const GraphNode *user) {
   (void)ud;
   const GraphNode *n = v->node;
-  return n->segment && !n->kept && user->kind == GRAPH_OP && user->segment != n->segment;
+  return n->segment && !n->kept && user->kind == GRAPH_OP && user->segment != n->segment &&
+         again_is_beside(n, user);
 }
 
 void pass_remat(Graph *g, const PassSettings *s) {

@@ -19,7 +19,9 @@
  *
  * A value in the set is taken from a copy of its op by those uses that stand behind the longest
  * stretch (again.c). Copies compute the same bits. What such a copy needs and is dead by then
- * is computed anew as well if it is cheap (in 2: if it is not left), else it lives longer. It runs
+ * is computed anew as well if it is cheap (in 2: if it is not left), else it lives longer. With
+ * micro-batches nodes are first put in the planner's order, and what is of each of them is computed
+ * anew for each, not what was made once for all. It runs
  * when fusion is done, since a value within a fused op takes no memory; a dce behind it removes
  * what had late uses alone. It ends after as many trials as there are bisections and numbers of
  * segments: about 30. */
@@ -56,8 +58,10 @@ typedef struct Budget {
   Item *items;   /* by id of values; node NULL: no memory of its own, or not of an op */
   int64_t *root; /* by id of values: whose memory it lies in */
   int64_t n_values, peak;
-  bool deep;       /* step 2 */
-  int64_t *weight; /* by node of the forward: bytes made until then; that cross behind it */
+  int64_t first, end;      /* nodes of micro-batches; end 0: there are none */
+  LIST(GraphNode *) order; /* of nodes, which a trial may change */
+  bool deep;               /* step 2 */
+  int64_t *weight;         /* by node of the forward: bytes made until then; that cross behind it */
   int64_t *crossing;
   ItemList cheap, heavy;
   LIST(Saved) saved;
@@ -109,11 +113,22 @@ static bool is_heavy(const Op *op) {
 /* Nanoseconds, of an ordinary CPU: only the order matters. */
 static double time_of(Graph *g, const GraphNode *n) {
   enum { FLOPS_IN_NS = 50, BYTES_IN_NS = 5 };
-  if (is_heavy(n->op)) return flops_of(g, n) / FLOPS_IN_NS;
+  if (is_heavy(n->op)) return flops_of(g, n) / FLOPS_IN_NS * n->times;
   int64_t bytes = 0;
   for (int k = 0; k < n->n_in; k++) bytes += n->in[k] ? bytes_of(n->in[k]) : 0;
   for (int k = 0; k < n->n_out; k++) bytes += bytes_of(&n->out[k]);
-  return (double)bytes / BYTES_IN_NS;
+  return (double)bytes / BYTES_IN_NS * n->times;
+}
+
+static void find_order(Budget *b) {
+  graph_order(b->g);
+  graph_renumber(b->g);
+  for (GraphNode *n = b->g->first; n; n = n->next) {
+    *list_add(&b->g->arena, &b->order) = n;
+    if (n->kind != GRAPH_OP || !graph_is_micro(n)) continue;
+    if (!b->end) b->first = n->id;
+    b->end = n->id + 1;
+  }
 }
 
 static void find_roots(Budget *b) {
@@ -156,14 +171,25 @@ static void find_uses(Budget *b) {
   }
 }
 
+/* From which node on an item takes memory, and behind which it does not: what is made before the
+ * micro-batches lasts through all of them, as does what they leave. */
+static void find_life(const Budget *b, const Item *i, int64_t *made, int64_t *last) {
+  *made = i->made, *last = i->last;
+  if (!b->end) return;
+  if (*made < b->first && *last >= b->first && *last < b->end) *last = b->end - 1;
+  if (*made >= b->first && *made < b->end && (*last >= b->end || i->at_end)) *made = b->first;
+}
+
 static void find_peak(Budget *b) {
   int64_t n = b->g->last->id + 1, most = 0;
   int64_t *change = arena_array(&b->g->arena, int64_t, n + 1);
   for (int64_t k = 0; k < b->n_values; k++) {
     const Item *i = &b->items[k];
     if (!i->node) continue;
-    change[i->made] += i->bytes;
-    if (!i->at_end) change[i->last + 1] -= i->bytes;
+    int64_t made, last;
+    find_life(b, i, &made, &last);
+    change[made] += i->bytes;
+    if (!i->at_end) change[last + 1] -= i->bytes;
   }
   for (int64_t k = 0, now = 0; k < n; k++) {
     now += change[k];
@@ -207,6 +233,7 @@ static double cost_of(Budget *b, const Item *i, int64_t *seen, int64_t mark) {
     for (int k = 0; k < work[w]->n_in; k++) {
       const Item *from = work[w]->in[k] ? item_of(b, work[w]->in[k]) : NULL;
       if (!from || from->at_end || from->last >= i->late || seen[from->node->id] == mark) continue;
+      if (!again_is_beside(from->node, i->node)) continue;
       if (from->heavy || n == MOST) return -1;
       seen[from->node->id] = mark;
       work[n++] = from->node;
@@ -248,7 +275,7 @@ static void find_candidates(Budget *b) {
 static bool is_anew(void *ud, const GraphValue *v, const GraphNode *user) {
   const Budget *b = ud;
   const Item *i = item_of(b, v);
-  if (!i || i->at_end || user->kind != GRAPH_OP) return false;
+  if (!i || i->at_end || user->kind != GRAPH_OP || !again_is_beside(i->node, user)) return false;
   if (i->anew) return user->id > i->early;
   return i->last < user->id && !i->left && (b->deep || !i->heavy);
 }
@@ -277,6 +304,7 @@ static void undo(Budget *b, const NodeList *copies) {
     memcpy(s->node->in, s->in, sizeof *s->in * (size_t)s->node->n_in);
   }
   for (size_t k = 0; k < copies->n; k++) graph_remove(b->g, copies->at[k]);
+  for (size_t k = 0; k < b->order.n; k++) graph_move(b->g, b->order.at[k], NULL);
   graph_renumber(b->g);
 }
 
@@ -371,6 +399,7 @@ void pass_remat_budget(Graph *g, const PassSettings *s) {
   Budget b = {.g = g, .settings = s, .least = INT64_MAX};
   NodeList copies = {0};
   if (!s->budget || !g->last) return;
+  find_order(&b);
   find_roots(&b);
   find_uses(&b);
   find_peak(&b);

@@ -194,6 +194,7 @@ static void add_part(Graph *g, const Update *u, const Item *items, int count) {
   part->patches = n->patches;
   part->n_patches = n->n_patches;
   part->where = n->where;
+  part->times = n->times;
 }
 
 /* The nodes that others wait for stay until all parts are placed. */

@@ -9,6 +9,7 @@
 Plan *plan_empty(void) {
   Plan *p = mem_zalloc(sizeof *p);
   if (!p) err_set(MF_ENOMEM, "out of memory");
+  else p->times = 1;
   return p;
 }
 
@@ -31,7 +32,7 @@ int plan_add_register(Plan *p, PlanHome home, int port, int64_t bytes) {
 }
 
 int plan_add_tensor(Plan *p, int reg, const Meta *m) {
-  *list_add(&p->arena, &p->tensors) = (PlanTensor){reg, *m};
+  *list_add(&p->arena, &p->tensors) = (PlanTensor){.reg = reg, .meta = *m};
   return (int)p->tensors.n - 1;
 }
 
@@ -50,7 +51,7 @@ PlanStep *plan_add_step(Plan *p, const Op *op, const void *args, int n_in, const
   touch(p, n_in, in);
   touch(p, n_out, out);
   PlanStep *s = list_add(&p->arena, &p->steps);
-  *s = (PlanStep){.op = op, .n_in = n_in, .n_out = n_out};
+  *s = (PlanStep){.op = op, .n_in = n_in, .n_out = n_out, .along = -1};
   s->args = op_copy_args(&p->arena, op, args);
   s->in = arena_copy(&p->arena, in, sizeof *in * (size_t)n_in);
   s->out = arena_copy(&p->arena, out, sizeof *out * (size_t)n_out);
@@ -66,7 +67,7 @@ int plan_add_task(Plan *p, int stream, int n) {
   int first = 0;
   if (p->tasks.n) first = p->tasks.at[p->tasks.n - 1].first + p->tasks.at[p->tasks.n - 1].n;
   *list_add(&p->arena, &p->tasks) =
-      (PlanTask){.stream = stream, .first = first, .n = n, .call = PLAN_NO_CALL};
+      (PlanTask){.stream = stream, .first = first, .n = n, .call = PLAN_NO_CALL, .times = 1};
   return (int)p->tasks.n - 1;
 }
 

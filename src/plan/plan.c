@@ -3,7 +3,11 @@
  * Values become tensors: a view shares the register of what it is a view of. What an op writes, and
  * the output of an op that allows it, takes the register of the input that it replaces, when
  * nothing reads that afterwards; a captured tensor's memory is taken so when the step writes it. So
- * a parameter is updated where it lies. At the end, writes whose value is elsewhere are copies. */
+ * a parameter is updated where it lies. At the end, writes whose value is elsewhere are copies.
+ *
+ * With micro-batches nodes are put in order first: what they need of the step, what is of each of
+ * them, the rest. What is made once a step is not overwritten by what is of a micro-batch, since
+ * the next one reads it too; a part of an argument is a tensor that moves. */
 #include <limits.h>
 #include <string.h>
 
@@ -18,6 +22,7 @@
 typedef struct Place {
   struct Place *root;
   int64_t last;
+  int times;      /* of its node */
   int tensor;     /* -1: not yet made */
   int copy;       /* which writes and results take instead; -1: none */
   bool written;   /* a capture's, or in its memory, and the step writes the capture */
@@ -59,6 +64,7 @@ static void make_places(Lowering *w) {
       Place *p = &w->places[n->out[k].id];
       n->out[k].mark = p;
       p->root = is_view(n) ? root_of(n->in[0]) : p;
+      p->times = n->times;
       p->tensor = p->copy = -1;
     }
     for (int k = 0; k < n->n_in; k++)
@@ -147,8 +153,15 @@ static void lower_view(Lowering *w, GraphNode *n) {
     infer(w, n, in, metas, n->n_out);
   }
   int reg = p->tensors.at[in[0]].reg;
-  for (int k = 0; k < n->n_out; k++)
-    place_of(&n->out[k])->tensor = plan_add_tensor(p, reg, &metas[k]);
+  int64_t stride = p->tensors.at[in[0]].stride;
+  if (n->times > 1 && n->op->spec[0]->flags & OP_SPREADS && n->out[0].ndim &&
+      n->out[0].shape[0] != n->in[0]->shape[0])
+    stride = metas[0].shape[0] * metas[0].stride[0]; /* it is a part */
+  for (int k = 0; k < n->n_out; k++) {
+    int t = plan_add_tensor(p, reg, &metas[k]);
+    p->tensors.at[t].stride = stride;
+    place_of(&n->out[k])->tensor = t;
+  }
 }
 
 /* Whether no two elements are at one place, as they are in what was expanded. */
@@ -192,6 +205,7 @@ static bool may_take(Lowering *w, const GraphNode *n, int k, bool same) {
   const PlanTensor *t = &w->p->tensors.at[place_of(v)->tensor];
   const PlanRegister *r = &w->p->registers.at[t->reg];
   if (root->last > w->at || v->number || !places_differ(&t->meta)) return false;
+  if (n->times > root->times) return false;
   if (r->home != PLAN_BLOCK && !(r->home == PLAN_CAPTURE && root->written)) return false;
   return root->n_in == (same ? place_of(v)->n_as : 1);
 }
@@ -253,6 +267,17 @@ static void lower_written(Lowering *w, GraphNode *n, int *in) {
   }
 }
 
+/* The argument `at`, where there is one, is the number of the micro-batch. */
+static void patch_number(Lowering *w, PlanStep *s) {
+  for (int i = 0; i < s->op->n_params; i++) {
+    if (strcmp(s->op->params[i].name, "at")) continue;
+    PlanPatch *patch = arena_new(&w->p->arena, PlanPatch);
+    *patch = (PlanPatch){i, PLAN_MICRO};
+    s->patches = patch;
+    s->n_patches = 1;
+  }
+}
+
 static void lower_op(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   int n_out = n->n_out - n->n_written;
@@ -275,6 +300,8 @@ static void lower_op(Lowering *w, GraphNode *n) {
     patches[k] = (PlanPatch){n->patches[k].param, n->patches[k].cell};
   s->n_patches = n->n_patches;
   s->patches = patches;
+  s->along = n->along;
+  if (w->g->times > 1 && n->op->spec[0]->flags & OP_GATHERS) patch_number(w, s);
 }
 
 static void lower_port(Lowering *w, GraphNode *n) {
@@ -318,15 +345,19 @@ static bool lies_there(const Plan *p, const GraphNode *n) {
          same_places(&from->meta, &to->meta);
 }
 
-/* What is written or returned and lies in another capture's memory is saved before that is
- * overwritten; results do not lie in memory of others at all. */
-static void save_sources(Lowering *w) {
+/* What is written and lies in another capture's memory is saved before that is overwritten. */
+static void save_sources(Lowering *w, int times) {
   Plan *p = w->p;
   for (GraphNode *n = w->g->first; n; n = n->next) {
-    if (n->kind != GRAPH_WRITE) continue;
+    if (n->kind != GRAPH_WRITE || n->times != times) continue;
     if (!lies_there(p, n) && is_home(p, place_of(n->in[0])->tensor, PLAN_CAPTURE))
       copy_place(w, place_of(n->in[0]));
   }
+}
+
+/* Results do not lie in memory of others. */
+static void save_results(Lowering *w) {
+  Plan *p = w->p;
   for (size_t i = 0; i < w->g->results.n; i++) {
     Place *v = place_of(w->g->results.at[i]);
     int from = v->copy < 0 ? v->tensor : v->copy;
@@ -341,10 +372,11 @@ static void save_sources(Lowering *w) {
   }
 }
 
-static void lower_writes(Lowering *w) {
+/* The writes that are done so many times. */
+static void lower_writes(Lowering *w, int times) {
   Plan *p = w->p;
   for (GraphNode *n = w->g->first; n; n = n->next) {
-    if (n->kind != GRAPH_WRITE || lies_there(p, n)) continue;
+    if (n->kind != GRAPH_WRITE || n->times != times || lies_there(p, n)) continue;
     Place *from = place_of(n->in[0]);
     int to = place_of(&n->target->out[0])->tensor;
     int in[2] = {to, from->copy < 0 ? from->tensor : from->copy};
@@ -352,27 +384,48 @@ static void lower_writes(Lowering *w) {
   }
 }
 
+static void lower_node(Lowering *w, GraphNode *n) {
+  w->at = n->id;
+  switch ((GraphKind)n->kind) {
+    case GRAPH_INPUT:
+    case GRAPH_CAPTURE: lower_port(w, n); break;
+    case GRAPH_NUMBER: lower_number(w, n); break;
+    case GRAPH_OP:
+      if (is_view(n)) lower_view(w, n);
+      else lower_op(w, n);
+      break;
+    case GRAPH_WRITE: break;
+  }
+}
+
+static bool is_port(const GraphNode *n) {
+  return n->kind == GRAPH_INPUT || n->kind == GRAPH_CAPTURE;
+}
+
 static void lower(void *ud) {
   Lowering *w = ud;
-  w->p->name = arena_text(&w->p->arena, w->g->name);
-  w->p->n_cells = w->g->n_cells;
+  Graph *g = w->g;
+  w->p->name = arena_text(&w->p->arena, g->name);
+  w->p->n_cells = g->n_cells;
+  w->p->times = g->times;
+  graph_order(g);
   make_places(w);
-  for (GraphNode *n = w->g->first; n; n = n->next) {
-    w->at = n->id;
-    switch ((GraphKind)n->kind) {
-      case GRAPH_INPUT:
-      case GRAPH_CAPTURE: lower_port(w, n); break;
-      case GRAPH_NUMBER: lower_number(w, n); break;
-      case GRAPH_OP:
-        if (is_view(n)) lower_view(w, n);
-        else lower_op(w, n);
-        break;
-      case GRAPH_WRITE: break;
-    }
+  int first, end = 0;
+  GraphNode *n = g->first;
+  for (; n && !(graph_is_micro(n) && !is_port(n)) && n->kind != GRAPH_WRITE; n = n->next)
+    lower_node(w, n);
+  first = (int)w->p->steps.n;
+  for (; n && graph_is_micro(n) && n->kind != GRAPH_WRITE; n = n->next) lower_node(w, n);
+  if (g->times > 1) {
+    save_sources(w, g->times);
+    lower_writes(w, g->times);
+    end = (int)w->p->steps.n;
   }
-  save_sources(w);
-  lower_writes(w);
-  plan_make_tasks(w->p, w->options);
+  for (; n; n = n->next) lower_node(w, n);
+  save_sources(w, 1);
+  save_results(w);
+  lower_writes(w, 1);
+  plan_make_tasks(w->p, w->options, first, end);
   plan_memory(w->p);
   int rc = plan_verify(w->p);
   if (rc) arena_throw(&w->p->arena, rc);

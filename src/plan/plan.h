@@ -5,7 +5,11 @@
  * bytes where their lifetimes are apart; the others are ports, whose memory the job binds before a
  * run, or have no memory at all and only order tasks. A tensor is a register seen with strides; a
  * step is one launch of a kernel on tensors. A task is a run of steps on one stream, or a call of
- * the host; what one task makes for others are its `out` registers. */
+ * the host; what one task makes for others are its `out` registers.
+ *
+ * With micro-batches tasks have a time: some act once a round, the others `times` times, in each on
+ * one micro-batch, in the same memory. Where a register goes from one kind to the other, it is
+ * filled once a round: before all acts of its consumer, or by all acts of its producer. */
 #ifndef MF_PLAN_H
 #define MF_PLAN_H
 #include "arena.h"
@@ -15,6 +19,7 @@ typedef struct Graph Graph;
 typedef struct Str Str;
 
 enum { PLAN_ALIGN = 64, PLAN_NO_CELL = -1, PLAN_NO_CALL = -1, PLAN_SHARED = -1 };
+enum { PLAN_MICRO = -2 /* as a cell: the number of the micro-batch */ };
 
 typedef enum PlanHome {
   PLAN_BLOCK,
@@ -45,9 +50,11 @@ typedef struct PlanPatch {
   int param, cell;
 } PlanPatch;
 
-/* meta.offset counts from the register's start. */
+/* meta.offset counts from the register's start, for the first micro-batch; it is `stride` elements
+ * further on in each of the next. */
 typedef struct PlanTensor {
   int reg;
+  int64_t stride;
   Meta meta;
 } PlanTensor;
 
@@ -58,6 +65,8 @@ typedef struct PlanStep {
   const int *in, *out; /* tensors; -1: absent */
   int n_patches;
   const PlanPatch *patches;
+  int along; /* of a random op: the dim in which its output is a part of the whole batch; -1: none
+              */
   const char *where;
 } PlanStep;
 
@@ -82,7 +91,7 @@ typedef struct PlanStream {
 /* Steps [first, first + n) of `stream`, in order; or call `call` of the host, which acts for it.
  * `ticked`: it acts once in each round; the others act whenever their registers allow it. */
 typedef struct PlanTask {
-  int stream, first, n, call;
+  int stream, first, n, call, times;
   bool ticked;
   int n_in, n_out;
   const int *in, *out; /* registers, ascending: those that it consumes and produces */
@@ -99,9 +108,9 @@ typedef struct Plan {
   LIST(int) results; /* tensors; a result's register may be that of another result */
   LIST(PlanStream) streams;
   LIST(PlanTask) tasks;
-  LIST(const char *) calls; /* names of what the host does */
-  int n_result_registers, n_cells;
-  int64_t n_draws; /* stream numbers that a round takes */
+  LIST(const char *) calls;               /* names of what the host does */
+  int n_result_registers, n_cells, times; /* micro-batches of a round */
+  int64_t n_draws;                        /* stream numbers that a round takes */
   int64_t block_bytes;
 } Plan;
 
@@ -129,18 +138,22 @@ int plan_add_tensor(Plan *p, int reg, const Meta *m);
 PlanStep *plan_add_step(Plan *p, const Op *op, const void *args, int n_in, const int *in, int n_out,
                         const int *out);
 int plan_add_stream(Plan *p, int device, const char *name);
-/* The next n steps, not yet in a task. */
+/* The next n steps, not yet in a task; it acts once a round. */
 int plan_add_task(Plan *p, int stream, int n);
 /* A task that is a call of the host. */
 int plan_add_call(Plan *p, int stream, const char *name);
 /* A register that task `from` hands to others: an order edge, or (reg >= 0) that one. */
 int plan_hand_over(Plan *p, int reg, int n_buffers, int from, int n_to, const int *to);
 
-/* tasks.c: makes tasks of the steps, on one stream, and what they hand over. */
-void plan_make_tasks(Plan *p, const PlanOptions *o);
+/* tasks.c: makes tasks of the steps, on one stream, and what they hand over. Steps [first, end) are
+ * those of a micro-batch. */
+void plan_make_tasks(Plan *p, const PlanOptions *o, int first, int end);
 /* Fills in from registers and steps what tasks consume and produce, which are ticked, and the
- * registers' streams. */
+ * registers' streams and how long they last. */
 void plan_link(Plan *p);
+/* Whether a register that is handed over is filled once a round, and not in each act of a task that
+ * acts several times. */
+bool plan_is_slow(const Plan *p, const PlanRegister *r);
 
 /* The bytes of the block and of results that the plan of g would have; g's marks are used, and
  * left. 0 or a code. `options`: of PlanOptions. */

@@ -66,6 +66,31 @@ static void set_streams(Plan *p) {
     if (!known[i] || p->registers.at[i].n_buffers > 1) p->registers.at[i].stream = PLAN_SHARED;
 }
 
+bool plan_is_slow(const Plan *p, const PlanRegister *r) {
+  if (p->tasks.at[r->producer].times == 1) return true;
+  for (int k = 0; k < r->n_consumers; k++)
+    if (p->tasks.at[r->consumers[k]].times == 1) return true;
+  return false;
+}
+
+/* What steps of micro-batches and others touch lasts through all of them: what was made before is
+ * read again, what is left must not be lost. */
+static void set_lifetimes(Plan *p) {
+  int first = (int)p->steps.n, last = -1;
+  for (size_t i = 0; i < p->tasks.n; i++) {
+    const PlanTask *t = &p->tasks.at[i];
+    if (t->times == 1 || !t->n) continue;
+    if (t->first < first) first = t->first;
+    if (t->first + t->n - 1 > last) last = t->first + t->n - 1;
+  }
+  for (size_t i = 0; i < p->registers.n && last >= 0; i++) {
+    PlanRegister *r = &p->registers.at[i];
+    if (r->first < 0) continue;
+    if (r->first < first && r->last >= first && r->last < last) r->last = last;
+    if (r->last > last && r->first > first && r->first <= last) r->first = first;
+  }
+}
+
 void plan_link(Plan *p) {
   int **in = arena_array(&p->arena, int *, p->tasks.n + 1);
   int **out = arena_array(&p->arena, int *, p->tasks.n + 1);
@@ -78,92 +103,110 @@ void plan_link(Plan *p) {
   count(p, in, out);
   set_ticks(p);
   set_streams(p);
+  set_lifetimes(p);
 }
 
 /* -- One stream -------------------------------------------------------------------------------- */
 
-/* The tasks, one a step, that touch each register: as lists behind one another. */
+/* The tasks that touch each register, as lists behind one another. */
 typedef struct Touches {
   int *start, *tasks; /* those of register r: tasks[start[r] .. start[r + 1]) */
+  size_t n;           /* registers */
 } Touches;
 
-/* Calls f for each register that a step touches, once. `seen`: by register, the last such step + 1.
- */
-static void each_touch(Plan *p, int *seen, void (*f)(Touches *t, int reg, int step), Touches *t) {
+/* Calls f for each register that a task's steps touch, once. `seen`: by register, the last such
+ * task + 1. */
+static void each_touch(Plan *p, int *seen, void (*f)(Touches *t, int reg, int task), Touches *t) {
   memset(seen, 0, sizeof *seen * p->registers.n);
-  for (int i = 0; i < (int)p->steps.n; i++) {
-    const PlanStep *s = &p->steps.at[i];
-    for (int k = 0; k < s->n_in + s->n_out; k++) {
-      int tensor = k < s->n_in ? s->in[k] : s->out[k - s->n_in];
-      int reg = tensor < 0 ? -1 : p->tensors.at[tensor].reg;
-      if (reg < 0 || seen[reg] == i + 1) continue;
-      seen[reg] = i + 1;
-      f(t, reg, i);
+  for (int i = 0; i < (int)p->tasks.n; i++)
+    for (int j = p->tasks.at[i].first, end = j + p->tasks.at[i].n; j < end; j++) {
+      const PlanStep *s = &p->steps.at[j];
+      for (int k = 0; k < s->n_in + s->n_out; k++) {
+        int tensor = k < s->n_in ? s->in[k] : s->out[k - s->n_in];
+        int reg = tensor < 0 ? -1 : p->tensors.at[tensor].reg;
+        if (reg < 0 || seen[reg] == i + 1) continue;
+        seen[reg] = i + 1;
+        f(t, reg, i);
+      }
     }
-  }
 }
 
-static void count_touch(Touches *t, int reg, int step) {
-  (void)step;
+static void count_touch(Touches *t, int reg, int task) {
+  (void)task;
   t->start[reg + 2]++;
 }
 
-static void note_touch(Touches *t, int reg, int step) {
-  t->tasks[t->start[reg + 1]++] = step;
+static void note_touch(Touches *t, int reg, int task) {
+  t->tasks[t->start[reg + 1]++] = task;
 }
 
 static Touches find_touches(Plan *p) {
   size_t n_regs = p->registers.n;
   int *seen = arena_array(&p->arena, int, n_regs + 1);
-  Touches t = {.start = arena_array(&p->arena, int, n_regs + 2)};
+  Touches t = {.start = arena_array(&p->arena, int, n_regs + 2), .n = n_regs};
   each_touch(p, seen, count_touch, &t);
   for (size_t r = 2; r < n_regs + 2; r++) t.start[r] += t.start[r - 1];
-  t.tasks = arena_array(&p->arena, int, t.start[n_regs + 1]);
+  t.tasks = arena_array(&p->arena, int, t.start[n_regs + 1] + 1);
   each_touch(p, seen, note_touch, &t);
   return t;
 }
 
-/* The tasks of the steps on a stream: one of all, or one of each. */
+/* The tasks of the steps on a stream, [base, base + n). */
 typedef struct Split {
   Plan *plan;
   Touches touches;
-  int base; /* the first task */
-  bool each;
+  int base, n;
 } Split;
 
-static Split make_steps(Plan *p, int stream, bool each) {
-  Split s = {p, find_touches(p), (int)p->tasks.n, (HARD || each) && p->steps.n};
-  if (!s.each) plan_add_task(p, stream, (int)p->steps.n);
-  for (size_t i = 0; s.each && i < p->steps.n; i++) plan_add_task(p, stream, 1);
+/* The next n steps, in one task or one each. */
+static void add_tasks(Plan *p, const PlanOptions *o, int stream, int n, int times) {
+  int of = HARD || o->one_op_tasks ? 1 : n;
+  for (int i = 0; i < n; i += of) {
+    int task = plan_add_task(p, stream, of);
+    p->tasks.at[task].times = times;
+  }
+}
+
+/* Steps [first, end) are those of a micro-batch, if there are several. */
+static Split make_steps(Plan *p, const PlanOptions *o, int stream, int first, int end) {
+  Split s = {.plan = p, .base = (int)p->tasks.n};
+  int n = (int)p->steps.n;
+  if (p->times == 1) first = end = n;
+  add_tasks(p, o, stream, first, 1);
+  add_tasks(p, o, stream, end - first, p->times);
+  add_tasks(p, o, stream, n - end, 1);
+  if (!n) plan_add_task(p, stream, 0);
+  s.n = (int)p->tasks.n - s.base;
+  s.touches = find_touches(p);
   return s;
 }
 
 /* The tasks that touch a register, into list; their number. */
 static int touching(const Split *s, size_t reg, int *list) {
-  int n = 0;
-  for (int k = s->touches.start[reg]; k < s->touches.start[reg + 1]; k++) {
-    int task = s->base + (s->each ? s->touches.tasks[k] : 0);
-    if (!n || list[n - 1] != task) list[n++] = task;
-  }
+  int n = s->touches.start[reg + 1] - s->touches.start[reg];
+  memcpy(list, s->touches.tasks + s->touches.start[reg], sizeof *list * (size_t)n);
   return n;
 }
 
 /* Memory is shared by the order of steps, so each task waits for the one before, and the first for
- * the last of the round before; what a step makes is handed over as well, but for results where
- * others do that. */
+ * the last of the round before, as the first of a micro-batch does for the last; what a step makes
+ * is handed over as well, but for results where others do that. */
 static void hand_over_steps(const Split *s, bool results) {
   Plan *p = s->plan;
-  int n = (int)p->steps.n, *list = arena_array(&p->arena, int, n + 1);
+  int *list = arena_array(&p->arena, int, s->n + 1), first = s->base, last = first + s->n - 1;
   size_t n_regs = p->registers.n;
-  for (size_t r = 0; s->each && r < n_regs; r++) {
+  for (size_t r = 0; r < n_regs; r++) {
     int home = p->registers.at[r].home;
     if (home != PLAN_BLOCK && !(home == PLAN_RESULT && results)) continue;
     int count = touching(s, r, list);
     if (count > 1) plan_hand_over(p, (int)r, 1, list[0], count - 1, list + 1);
   }
-  for (int i = s->base; s->each && i + 1 < s->base + n; i++)
-    plan_hand_over(p, -1, 1, i, 1, (int[]){i + 1});
-  if (s->each && n > 2) plan_hand_over(p, -1, 1, s->base, 1, (int[]){s->base + n - 1});
+  for (int i = first; i < last; i++) plan_hand_over(p, -1, 1, i, 1, (int[]){i + 1});
+  if (s->n > 2) plan_hand_over(p, -1, 1, first, 1, (int[]){last});
+  while (first < last && p->tasks.at[first].times == 1) first++;
+  while (last > first && p->tasks.at[last].times == 1) last--;
+  if (last - first > 1 && last - first < s->n - 1)
+    plan_hand_over(p, -1, 1, first, 1, (int[]){last});
 }
 
 /* -- A flow ------------------------------------------------------------------------------------ */
@@ -172,8 +215,7 @@ static void hand_over_steps(const Split *s, bool results) {
 static void hand_over_ports(const Split *s, int buffers, int from, int to) {
   Plan *p = s->plan;
   int *list = arena_array(&p->arena, int, (int)p->tasks.n + 1);
-  size_t n_regs = p->registers.n;
-  for (size_t r = 0; r < n_regs; r++) {
+  for (size_t r = 0; r < s->touches.n; r++) {
     PlanRegister *reg = &p->registers.at[r];
     int home = reg->home, n = touching(s, r, list);
     if (home != PLAN_INPUT && home != PLAN_RESULT) continue;
@@ -192,12 +234,12 @@ static void hand_over_ports(const Split *s, int buffers, int from, int to) {
 /* Batches come by the calls `data` and `copy`, results go by the call `results`, each on a stream
  * of its own, so that all of them and the steps are at work at the same time, as far apart as there
  * are buffers. The order edges pace what has no tensor to hand over. */
-static void make_flow(Plan *p, const PlanOptions *o, int compute) {
+static void make_flow(Plan *p, const PlanOptions *o, int compute, int first, int end) {
   int n = o->buffers, streams[3];
   for (int k = 0; k < 3; k++) streams[k] = plan_add_stream(p, DEVICE_CPU, plan_flow_calls[k]);
   int data = plan_add_call(p, streams[PLAN_CALL_DATA], plan_flow_calls[PLAN_CALL_DATA]);
   int copy = plan_add_call(p, streams[PLAN_CALL_COPY], plan_flow_calls[PLAN_CALL_COPY]);
-  Split s = make_steps(p, compute, o->one_op_tasks);
+  Split s = make_steps(p, o, compute, first, end);
   int last = (int)p->tasks.n - 1;
   int results = plan_add_call(p, streams[PLAN_CALL_RESULTS], plan_flow_calls[PLAN_CALL_RESULTS]);
   hand_over_steps(&s, false);
@@ -210,12 +252,12 @@ static void make_flow(Plan *p, const PlanOptions *o, int compute) {
 
 const char *const plan_flow_calls[] = {"data", "copy", "results"};
 
-void plan_make_tasks(Plan *p, const PlanOptions *o) {
+void plan_make_tasks(Plan *p, const PlanOptions *o, int first, int end) {
   int stream = plan_add_stream(p, DEVICE_CPU, "compute");
   if (o->buffers) {
-    make_flow(p, o, stream);
+    make_flow(p, o, stream, first, end);
   } else {
-    Split s = make_steps(p, stream, o->one_op_tasks);
+    Split s = make_steps(p, o, stream, first, end);
     hand_over_steps(&s, true);
   }
   plan_link(p);

@@ -5,15 +5,19 @@
  *   r1 block 24 bytes +64, steps 1..2          its offset in the block
  *   r2 order, buffers 2, task 0 to 1 3         what task 0 hands to tasks 1 and 3
  *   t0 = r0 float32(2, 3)
+ *   t1 = r0 float32(2, 3) and every 6          it moves on by so much with each micro-batch
  *   n0 = r3 float32 0.5                        a number; "cell 0": that cell's
  *   input "x0" t0
  *   capture "c0" t1 written
  *   result t5
  *   stream cpu "compute"
  *   task stream 0, steps 2                     the next two steps
+ *   task stream 0, steps 2, times 4            those of each of four micro-batches
  *   task stream 0, call "load"
  *   step t3, t4 = max(t0; dim=1) "a.lua:3"     arguments where they differ from the defaults
  *   step t2 = mul(t3, -; alpha=1; alpha=cell 0)
+ *   step t4 = micro_mean(t3; n=4; at=micro)    an argument that is the number of the micro-batch
+ *   step t4 = dropout(t1; generator=0) along 0 a part of the whole batch along that dim
  *
  * Ops go by name and all else by place, so it reads back in any build that has the ops. */
 #include <stdlib.h>
@@ -59,10 +63,13 @@ static void print_step(const PlanStep *s, Str *out) {
   str_puts(out, "; ");
   op_print_args(s->op, s->args, out);
   if (out->n == before + 2 && !s->n_patches && !out->failed) out->text[out->n = before] = 0;
-  for (int k = 0; k < s->n_patches; k++)
-    str_printf(out, "%s%s=cell %d", k ? ", " : "; ", s->op->params[s->patches[k].param].name,
-               s->patches[k].cell);
+  for (int k = 0; k < s->n_patches; k++) {
+    str_printf(out, "%s%s=", k ? ", " : "; ", s->op->params[s->patches[k].param].name);
+    if (s->patches[k].cell == PLAN_MICRO) str_puts(out, "micro");
+    else str_printf(out, "cell %d", s->patches[k].cell);
+  }
   str_puts(out, ")");
+  if (s->along >= 0) str_printf(out, " along %d", s->along);
   if (s->where) {
     str_puts(out, " ");
     str_quote(out, s->where);
@@ -92,6 +99,7 @@ static void print_task(const Plan *p, const PlanTask *t, Str *out) {
     str_puts(out, "call ");
     str_quote(out, p->calls.at[t->call]);
   }
+  if (t->times != 1) str_printf(out, ", times %d", t->times);
   str_puts(out, "\n");
 }
 
@@ -104,6 +112,8 @@ void plan_print(const Plan *p, Str *out) {
   for (size_t i = 0; i < p->tensors.n; i++) {
     str_printf(out, "t%zu r%d ", i, p->tensors.at[i].reg);
     op_print_meta(&p->tensors.at[i].meta, out);
+    if (p->tensors.at[i].stride)
+      str_printf(out, " and every %lld", (long long)p->tensors.at[i].stride);
     str_puts(out, "\n");
   }
   for (size_t i = 0; i < p->numbers.n; i++) print_number(p, (int)i, out);
@@ -187,7 +197,11 @@ static void read_tensor(Reading *w) {
   int reg = scan_id(&w->scan, "r", p->registers.n);
   Meta m;
   op_scan_meta(&w->scan, &m);
-  plan_add_tensor(p, reg, &m);
+  int t = plan_add_tensor(p, reg, &m);
+  if (scan_is(&w->scan, "and")) {
+    scan_want(&w->scan, "every");
+    p->tensors.at[t].stride = scan_range(&w->scan, "the stride", 0, SHAPE_MAX);
+  }
 }
 
 static void read_number(Reading *w) {
@@ -225,6 +239,10 @@ static void read_task(Reading *w) {
   if (scan_is(s, "steps")) plan_add_task(w->plan, stream, (int)scan_range(s, "steps", 0, most));
   else if (scan_is(s, "call")) plan_add_call(w->plan, stream, scan_quoted(s));
   else scan_fail(s, "expected steps or a call");
+  if (!scan_is(s, ",")) return;
+  scan_want(s, "times");
+  int times = (int)scan_range(s, "times", 2, INT16_MAX);
+  w->plan->tasks.at[w->plan->tasks.n - 1].times = w->plan->times = times;
 }
 
 /* Tensors by commas, '-' for absent ones, into w->ids; none are possible. */
@@ -250,8 +268,11 @@ static void read_patches(Reading *w, PlanStep *step) {
   do {
     int param = find_param(s, step->op, scan_word(s));
     scan_want(s, "=");
-    scan_want(s, "cell");
-    int cell = (int)scan_range(s, "the cell", 0, INT32_MAX);
+    int cell = PLAN_MICRO;
+    if (!scan_is(s, "micro")) {
+      scan_want(s, "cell");
+      cell = (int)scan_range(s, "the cell", 0, INT32_MAX);
+    }
     *list_add(&w->plan->arena, &patches) = (PlanPatch){param, cell};
   } while (scan_is(s, ","));
   step->patches = patches.at;
@@ -283,7 +304,8 @@ static void read_step(Reading *w) {
       plan_add_step(p, op, args, (int)w->ids.n - n_out, w->ids.at + n_out, n_out, w->ids.at);
   if (more && scan_is(s, ";")) read_patches(w, step);
   scan_want(s, ")");
-  if (*s->at == ' ') step->where = scan_quoted(s);
+  if (scan_is(s, "along")) step->along = (int)scan_range(s, "the dim", 0, MF_MAX_DIMS - 1);
+  if (*s->at == ' ' || *s->at == '"') step->where = scan_quoted(s);
 }
 
 static void read_record(Reading *w) {

@@ -87,6 +87,7 @@ static void check_tensors(Verifying *w) {
       double reach = (double)(m->shape[d] - 1) * (double)m->stride[d];
       *(reach < 0 ? &low : &high) += reach;
     }
+    high += (double)t->stride * (double)(p->times - 1);
     double bytes = (high + 1) * (double)dtype_size((DType)m->dtype);
     if (low < 0 || bytes > (double)p->registers.at[t->reg].bytes)
       wrong(w, "t%zu reaches from element %.0f to %.0f of r%d, which has %lld bytes", i, low, high,
@@ -188,6 +189,9 @@ static void check_outputs(Verifying *w, size_t step) {
   const PlanStep *s = &w->plan->steps.at[step];
   _Alignas(16) char args[OP_MAX_ARGS];
   memcpy(args, s->args, s->op->args_size);
+  for (int k = 0; k < s->n_patches; k++) /* the last is the one that may be too many */
+    if (s->patches[k].cell == PLAN_MICRO)
+      *(int64_t *)(void *)(args + s->op->params[s->patches[k].param].offset) = w->plan->times - 1;
   const Meta **in = arena_array(&w->arena, const Meta *, s->n_in);
   for (int k = 0; k < s->n_in; k++)
     in[k] = s->in[k] < 0 ? NULL : &w->plan->tensors.at[s->in[k]].meta;
@@ -216,11 +220,18 @@ static void check_patches(Verifying *w, size_t step) {
     int kind = s->patches[k].param < s->op->n_params && s->patches[k].param >= 0
                    ? s->op->params[s->patches[k].param].kind
                    : PARAM_TENSOR;
-    if (s->patches[k].cell < 0 || s->patches[k].cell >= w->plan->n_cells ||
+    int cell = s->patches[k].cell;
+    bool known = cell == PLAN_MICRO ? kind == PARAM_INT : cell >= 0 && cell < w->plan->n_cells;
+    if (!known ||
         (kind != PARAM_FLOAT && kind != PARAM_INT && kind != PARAM_BOOL && kind != PARAM_DIM))
-      wrong(w, "step %zu, %s: cell %d cannot be an argument", step, s->op->name,
-            s->patches[k].cell);
+      wrong(w, "step %zu, %s: cell %d cannot be an argument", step, s->op->name, cell);
   }
+  const PlanTensor *drawn = s->along < 0 ? NULL
+                            : s->n_out   ? tensor_of(w, step, s->out[0], false)
+                            : s->n_in    ? tensor_of(w, step, s->in[0], true)
+                                         : NULL;
+  if (s->along >= 0 && (!drawn || s->along >= drawn->meta.ndim))
+    wrong(w, "step %zu, %s: draws along dim %d, which there is not", step, s->op->name, s->along);
 }
 
 /* What is read was written by a step before, or is a port's; results are written. Steps that are
@@ -362,6 +373,30 @@ static void check_task(Verifying *w, size_t i) {
   }
 }
 
+/* Tasks act once a round or for each micro-batch, and steps of the latter are side by side. What
+ * they fill once a round does not go to others like them. */
+static void check_times(Verifying *w) {
+  const Plan *p = w->plan;
+  int last = -1;
+  for (size_t i = 0; i < p->tasks.n; i++) {
+    const PlanTask *t = &p->tasks.at[i];
+    if (t->times != 1 && (t->times != p->times || t->call != PLAN_NO_CALL))
+      wrong(w, "task %zu acts %d times a round, there are %d micro-batches", i, t->times, p->times);
+    if (t->times == 1) continue;
+    if (last >= 0 && last + 1 != (int)i)
+      wrong(w, "tasks %d and %zu are of micro-batches, and others between them", last, i);
+    last = (int)i;
+  }
+  for (size_t i = 0; i < p->registers.n; i++) {
+    const PlanRegister *r = &p->registers.at[i];
+    bool makes = r->producer >= 0 && p->tasks.at[r->producer].times > 1 && plan_is_slow(p, r);
+    for (int k = 0; k < r->n_consumers && makes; k++)
+      if (p->tasks.at[r->consumers[k]].times > 1)
+        wrong(w, "r%zu is filled by all micro-batches, and task %d reads it in each", i,
+              r->consumers[k]);
+  }
+}
+
 /* Calls get memory of the block, in buffers that take turns. */
 static void check_call(Verifying *w, size_t i) {
   const PlanTask *t = &w->plan->tasks.at[i];
@@ -386,6 +421,7 @@ static void check_tasks(Verifying *w) {
     check_call(w, i);
   }
   if (next != (int)p->steps.n) wrong(w, "step %d is in no task", next);
+  check_times(w);
 }
 
 static void verify(void *ud) {
@@ -397,8 +433,8 @@ static void verify(void *ud) {
   check_ports(w);
   for (size_t i = 0; i < w->plan->steps.n; i++) {
     check_inputs(w, i);
-    check_outputs(w, i);
     check_patches(w, i);
+    check_outputs(w, i);
   }
   check_tasks(w);
   check_order(w);

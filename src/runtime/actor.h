@@ -30,15 +30,17 @@ typedef struct Link {
   bool back; /* a return: `to` is the producer */
 } Link;
 
+/* hold: how many acts read one buffer. */
 typedef struct Input {
   Actor *from;
   int slot; /* which output of `from` */
-  int reg;
+  int reg, hold;
   int full; /* buffers that came and were not read yet */
 } Input;
 
+/* hold: how many acts fill one buffer. */
 typedef struct Output {
-  int reg, n_buffers, n_readers;
+  int reg, hold, n_buffers, n_readers;
   Link *readers;
   int free;
   int *reading; /* for each buffer, how many have not returned it */
@@ -49,15 +51,33 @@ typedef struct Turn {
   View *view;
   char *base;
   int64_t size;
-  int n_buffers;
+  int n_buffers, hold;
 } Turn;
+
+/* Of an actor that acts once for each micro-batch: a view of a part, data = *base + offset +
+ * micro-batch * stride, or, without a base, so much behind where its turn has put it. */
+typedef struct Move {
+  View *view;
+  char **base;
+  int64_t offset, stride;
+} Move;
+
+/* Where its draws begin in the whole batch: *start = micro-batch * size. */
+typedef struct Shift {
+  int64_t *start, size;
+} Shift;
+
+typedef struct Links {
+  int n_near, n; /* links to fast actors of the same worker, then the others */
+  Link *at;
+} Links;
 
 struct Actor {
   int pending; /* how many things it waits for; see actor.c */
-  int waits;   /* fast: what `pending` is after an act, but for the tick */
   bool fast, ticked, paced, ended;
-  int n_near, n_links; /* fast: links to fast actors of the same worker, then the others */
-  Link *links;
+  int times;            /* acts of a round */
+  int micro;            /* acts since it began the last one */
+  Links links[2];       /* fast: of every act; of the last in a round */
   uint64_t acts, limit; /* how often it acted; how often it may at all */
   uint64_t ticks;       /* how often it may by now, if ticked */
   Worker *worker;
@@ -69,6 +89,9 @@ struct Actor {
   int n_turns;
   Turn *turns;
   void **data; /* of a call: in, then out */
+  LIST(Move) moves;
+  LIST(Shift) shifts;
+  LIST(int64_t *) numbers; /* arguments that are the number of the micro-batch */
 };
 
 /* A stream's actors and, where there is more than one, its thread. */
@@ -82,11 +105,11 @@ struct Worker {
   unsigned head, tail, ring;
   Actor **actors;
   int n_actors, n_alive;
-  int n_paced;  /* alive ones that act once a round */
+  int n_paced;  /* acts in a round of those alive that are paced by rounds */
   int64_t left; /* acts until the rounds that it knows of are done */
   uint64_t rounds;
   Actor *ending;   /* those that ended and have not said so */
-  uint64_t least;  /* acts of those that ended, once a round: less than `rounds` if any lacks one */
+  uint64_t least;  /* rounds of paced ones that ended: less than `rounds` if any lacks one */
   uint64_t said;   /* rounds that were said to be done */
   bool stopping;   /* it has been told */
   bool completing; /* it knows of a failure in a later round */
@@ -196,6 +219,8 @@ struct Runtime {
   atomic_int failed; /* Failed */
 };
 
+/* What changes from one micro-batch to the next in an actor's steps. */
+void runtime_list_moves(Runtime *r, Actor *a);
 /* The work of steps [first, first + n): 0 or a code. */
 int runtime_launch(Runtime *r, int first, int n);
 /* Arguments, numbers and keys of round `count`, which was queued. */

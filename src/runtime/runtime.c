@@ -100,13 +100,52 @@ static void list_patches(Runtime *r) {
   for (size_t i = 0; i < p->steps.n; i++) {
     const PlanStep *s = &p->steps.at[i];
     for (int k = 0; k < s->n_patches; k++)
-      r->patches[r->n_patches++] = (Patch){arg_of(r, i, s->patches[k].param), s->patches[k].cell,
-                                           (int8_t)s->op->params[s->patches[k].param].kind, 0};
+      if (s->patches[k].cell != PLAN_MICRO)
+        r->patches[r->n_patches++] = (Patch){arg_of(r, i, s->patches[k].param), s->patches[k].cell,
+                                             (int8_t)s->op->params[s->patches[k].param].kind, 0};
     for (int k = 0; k < s->op->n_params; k++) {
       if (!is_draw(s->op, k)) continue;
       RngKey *key = arg_of(r, i, k);
       r->draws[r->n_draws++] = (Draw){key, key->stream};
     }
+  }
+}
+
+/* What a part of the whole batch along dim `along` is drawn as. */
+static void add_shift(Runtime *r, Actor *a, View *v, int along) {
+  if (v->ndim <= along) return;
+  int64_t *whole = arena_array(&r->arena, int64_t, v->ndim),
+          *start = arena_array(&r->arena, int64_t, v->ndim);
+  memcpy(whole, v->shape, sizeof *whole * (size_t)v->ndim);
+  whole[along] *= a->times;
+  v->whole = whole;
+  v->start = start;
+  *list_add(&r->arena, &a->shifts) = (Shift){&start[along], v->shape[along]};
+}
+
+static void add_move(Runtime *r, Actor *a, View *v, int tensor) {
+  if (tensor < 0 || !r->plan->tensors.at[tensor].stride) return;
+  const PlanTensor *t = &r->plan->tensors.at[tensor];
+  const PlanRegister *reg = &r->plan->registers.at[t->reg];
+  bool block = reg->home == PLAN_BLOCK;
+  int64_t size = (int64_t)dtype_size((DType)t->meta.dtype);
+  char **base = block ? &r->block : (char **)&r->ports[reg->home][reg->port].data;
+  if (reg->n_buffers > 1) base = NULL;
+  *list_add(&r->arena, &a->moves) =
+      (Move){v, base, t->meta.offset * size + (block ? reg->offset : 0), t->stride * size};
+}
+
+void runtime_list_moves(Runtime *r, Actor *a) {
+  for (int i = a->task->first, end = i + a->task->n; i < end; i++) {
+    const PlanStep *s = &r->plan->steps.at[i];
+    View *views = (View *)(uintptr_t)r->calls[i].in; /* outputs lie behind inputs */
+    for (int k = 0; k < s->n_in + s->n_out; k++)
+      add_move(r, a, &views[k], k < s->n_in ? s->in[k] : s->out[k - s->n_in]);
+    if (s->along >= 0 && s->n_in + s->n_out)
+      add_shift(r, a, &views[s->n_out ? s->n_in : 0], s->along);
+    for (int k = 0; k < s->n_patches; k++)
+      if (s->patches[k].cell == PLAN_MICRO)
+        *list_add(&r->arena, &a->numbers) = arg_of(r, (size_t)i, s->patches[k].param);
   }
 }
 
@@ -236,17 +275,29 @@ static void make_inboxes(Runtime *r) {
   }
 }
 
+/* Whether step i is of each micro-batch. */
+static bool is_repeated(const Plan *p, int i) {
+  for (size_t k = 0; k < p->tasks.n; k++) {
+    const PlanTask *t = &p->tasks.at[k];
+    if (i >= t->first && i < t->first + t->n) return t->times > 1;
+  }
+  return false;
+}
+
 /* Of a hard build: which registers of the block are used for the last time in each step. Those that
- * streams share are their producers' matter, see actor.c. */
+ * streams share are their producers' matter, see actor.c; what was made before the micro-batches
+ * and ends with them is used by the next. */
 static void find_dead(Runtime *r) {
   const Plan *p = r->plan;
   int n = 0;
   r->dead = arena_array(&r->arena, int, p->registers.n);
   r->dead_at = arena_array(&r->arena, int, p->steps.n + 1);
   for (int i = 0; i < (int)p->steps.n; i++) {
+    bool repeated = is_repeated(p, i);
     for (int k = 0; k < (int)p->registers.n; k++) {
       const PlanRegister *reg = &p->registers.at[k];
-      if (reg->home == PLAN_BLOCK && reg->stream != PLAN_SHARED && reg->last == i) r->dead[n++] = k;
+      if (reg->home != PLAN_BLOCK || reg->stream == PLAN_SHARED || reg->last != i) continue;
+      if (!repeated || is_repeated(p, reg->first)) r->dead[n++] = k;
     }
     r->dead_at[i + 1] = n;
   }

@@ -66,7 +66,8 @@ static void begin_completion(Worker *w) {
   w->completing = true;
   for (int i = 0; i < w->n_actors; i++) {
     Actor *a = w->actors[i];
-    actor_limit(a, a->acts > w->runtime->complete ? a->acts : w->runtime->complete);
+    uint64_t acts = w->runtime->complete * (uint64_t)a->times;
+    actor_limit(a, a->acts > acts ? a->acts : acts);
   }
 }
 
@@ -152,7 +153,7 @@ static void act(Worker *w) {
     atomic_store_explicit(&w->beats, atomic_load_explicit(&w->beats, memory_order_relaxed) + 1,
                           memory_order_relaxed);
     if (w->ending) actor_end_all(w);
-    if (rc) fail(w->runtime, rc, w->runtime->rounds ? a->acts : 0);
+    if (rc) fail(w->runtime, rc, w->runtime->rounds ? a->acts / (uint64_t)a->times : 0);
   }
 }
 
