@@ -102,7 +102,8 @@ local step_mt = {}
 -- What the library's Lua tells the step that is being traced, nil while there is none: fits are
 -- functions that say before each of its calls whether all is as it was, and modes has for each module
 -- that was called whether it was training. Where they do not agree, the call needs another step. undo
--- are functions that take back, when a call has failed, what scalars counted before it.
+-- are functions that take back, when a call has failed, what scalars counted before it; after, what is called
+-- behind each call that has not.
 local noted = mf._trace
 
 -- Whether argument i is shared out to the micro-batches.
@@ -124,8 +125,8 @@ local function trace(self, ...)
       if self.repeated[i] then whole[#whole + 1] = #tensors end
     end
   end
-  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {} }, {}
-  noted.fits, noted.modes, noted.undo = entry.fits, entry.modes, entry.undo
+  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {} }, {}
+  noted.fits, noted.modes, noted.undo, noted.after = entry.fits, entry.modes, entry.undo, entry.after
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)
@@ -139,7 +140,7 @@ local function trace(self, ...)
     end
     return pack(self.f(unpack(args, 1, n)))
   end, tensors, used, self.passes, self.amp, self.one_op_tasks, self.memory_budget, self.times, whole)
-  noted.fits, noted.modes, noted.undo = nil, nil, nil
+  noted.fits, noted.modes, noted.undo, noted.after = nil, nil, nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
   entry.scalars = used -- alive as long as the job, which reads them
@@ -197,7 +198,10 @@ local function finish(entry, ...)
 end
 
 local function ended(entry, ok, ...)
-  if ok then return finish(entry, ...) end
+  if ok then
+    for _, after in ipairs(entry.after) do after() end
+    return finish(entry, ...)
+  end
   for _, undo in ipairs(entry.undo) do undo() end
   error((...), 0)
 end

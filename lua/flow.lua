@@ -96,6 +96,9 @@ function flow.over(step, how, loader, o)
     if not first then return nil end
     local entry = how.entry_of(step, unpack(first))
     check_first(entry)
+    if #entry.after > 0 then
+      fail 'over: a step with a GradScaler waits for what it has found; call it for each batch instead'
+    end
     if entry.flow then entry.flow.close() end
     entry.job:open(self.source.feed, o.buffers)
     entry.flow, self.entry, self.posted = self, entry, 0

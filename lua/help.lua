@@ -252,8 +252,9 @@ local modules = {
   data = { 'data', 'data', function() return mf.data end },
   comm = { 'comm', 'comm', function() return mf.comm end },
   utils = { 'utils', 'utils', function() return mf.utils end },
+  amp = { 'amp', 'amp', function() return mf.amp end },
 }
-local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'comm', 'utils' }
+local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'comm', 'utils', 'amp' }
 
 -- -- Classes and their methods --------------------------------------------------------------------
 
@@ -275,6 +276,7 @@ local function known_classes()
   add('data.Dataset', mf.data.Dataset, 'Dataset')
   add('data.Sampler', mf.data.Sampler, 'Sampler')
   add('Function', mf.Function, 'Function')
+  add('amp.GradScaler', mf.amp._GradScaler, 'GradScaler')
   for _, where in ipairs(order) do
     local names = {}
     for name, value in pairs(modules[where][3]()) do
@@ -520,7 +522,7 @@ local overview = [[
 help 'softmax', help(mf.softmax), help 'x:add_', help 'nn.Linear', help 'optim.AdamW:step'
 
 tensors    mf.tensor, mf.zeros, mf.arange, mf.randn, ...; x.shape, x.dtype, x.grad; x[0], x[{ {}, {1, 3} }]
-training   x:backward(), mf.grad, mf.no_grad(f), mf.Function
+training   x:backward(), mf.grad, mf.no_grad(f), mf.Function, mf.amp.GradScaler
 layers     mf.nn: help 'nn' lists them
 compiling  mf.compile, mf.scalar, mf.nn.Graph
 optimisers mf.optim, mf.optim.lr_scheduler: help 'optim'

@@ -126,6 +126,7 @@ local texts = {
     .. "string: x.dtype == 'float32' is false, tostring(x.dtype) == 'float32' is true.",
   ['nn.is_module'] = 'nn.is_module(value): whether it is a module.',
   ['nn.is_parameter'] = 'nn.is_parameter(value): whether it is a parameter.',
+  amp = 'amp: training in float16: amp.GradScaler keeps small gradients from becoming zero.',
   ['nn.init'] = 'nn.init: functions that fill tensors in place, as torch.nn.init.',
   ['nn.functional'] = 'nn.functional: the functions of mf under the name that PyTorch has for them.',
   comm = "comm: communication between the ranks of a job, with OneFlow's names: moonflow -n 4 script.lua runs a\n"

@@ -45,10 +45,11 @@ function Config:set_gradient_accumulation_steps(n, repeated)
   rawset(self, '_repeated', repeated)
 end
 
--- Products in bfloat16, the rest in float32; see mf.compile.
-function Config:enable_amp(on)
+-- Products in bfloat16, or in another dtype, the rest in float32; see mf.compile. For float16 there is
+-- set_grad_scaler.
+function Config:enable_amp(on, dtype)
   check_open(self, 'config')
-  rawset(self, '_amp', on ~= false and 'bfloat16' or nil)
+  rawset(self, '_amp', on ~= false and (dtype or 'bfloat16') or nil)
 end
 
 -- How many bytes a call may take, beside arguments and parameters; see mf.compile.
@@ -112,8 +113,12 @@ local function compiled(self)
     rawset(self.config, '_closed', true)
     rawset(self, '_step', mf.compile(function(...)
       for _, opt in ipairs(self._optimizers) do opt:zero_grad() end
+      local scaler = self._scaler
       local function finish(...)
-        for _, opt in ipairs(self._optimizers) do opt:step() end
+        for _, opt in ipairs(self._optimizers) do
+          if scaler then scaler:step(opt) else opt:step() end
+        end
+        if scaler and #self._optimizers > 0 then scaler:update() end
         return ...
       end
       return finish(self:build(...))
@@ -151,6 +156,7 @@ local function construct(class, ...)
   rawset(self, '_keys', {})
   rawset(self, '_optimizers', {})
   rawset(self, '_schedulers', {})
+  rawset(self, '_scaler', false)
   rawset(self, 'config', setmetatable({ _passes = {}, _closed = false }, config_mt))
   self:init(...)
   return self
@@ -210,6 +216,21 @@ function Graph:add_optimizer(opt, o)
   self._schedulers[#self._schedulers + 1] = scheduler
 end
 
+-- The loss is scaled by this mf.amp.GradScaler, in build: self:scale(loss):backward(). The optimisers' steps
+-- and the scale's follow from what the gradients are, inside of the compiled step.
+function Graph:set_grad_scaler(scaler)
+  check_open(self.config, 'set_grad_scaler')
+  if type(scaler) ~= 'table' or scaler._name ~= 'GradScaler' then
+    fail('set_grad_scaler: an mf.amp.GradScaler is needed, this is %s', describe(scaler))
+  end
+  rawset(self, '_scaler', scaler)
+end
+
+-- The loss, scaled by what set_grad_scaler was given, if it was.
+function Graph:scale(loss)
+  return self._scaler and self._scaler:scale(loss) or loss
+end
+
 -- -- State ----------------------------------------------------------------------------------------
 
 local function modules_of(self)
@@ -220,8 +241,8 @@ local function modules_of(self)
   return list
 end
 
--- The state dicts of the modules by the names of their fields, and lists of those of optimizers and
--- schedulers.
+-- The state dicts of the modules by the names of their fields, lists of those of optimizers and
+-- schedulers, and that of the scaler.
 function Graph:state_dict()
   local dict = { optimizers = {}, schedulers = {} }
   for _, key in ipairs(modules_of(self)) do
@@ -230,13 +251,14 @@ function Graph:state_dict()
   end
   for i, opt in ipairs(self._optimizers) do dict.optimizers[i] = opt:state_dict() end
   for i, scheduler in ipairs(self._schedulers) do dict.schedulers[i] = scheduler:state_dict() end
+  dict.grad_scaler = self._scaler and self._scaler:state_dict() or nil
   return dict
 end
 
 -- Takes over what state_dict gave.
 function Graph:load_state_dict(dict)
   if type(dict) ~= 'table' then fail('load_state_dict: a table is needed, this is %s', describe(dict)) end
-  local known = { optimizers = true, schedulers = true }
+  local known = { optimizers = true, schedulers = true, grad_scaler = self._scaler and true or nil }
   for _, key in ipairs(modules_of(self)) do known[key] = true end
   for key in pairs(dict) do
     if not known[key] then options.unknown('load_state_dict', key, known) end
@@ -252,6 +274,7 @@ function Graph:load_state_dict(dict)
   for _, key in ipairs(modules_of(self)) do self[key]:load_state_dict(dict[key]) end
   for i, opt in ipairs(self._optimizers) do opt:load_state_dict(dict.optimizers[i]) end
   for i, scheduler in ipairs(self._schedulers) do scheduler:load_state_dict(dict.schedulers[i]) end
+  if self._scaler then self._scaler:load_state_dict(dict.grad_scaler) end
 end
 
 return nn

@@ -268,6 +268,19 @@ local function update(self)
   end
 end
 
+-- The parameters that have gradients, and their states.
+function Optimizer:_tensors()
+  local list = {}
+  for _, group in ipairs(self.param_groups) do
+    for _, p in ipairs(group.params) do
+      local s = p.grad and state_of(self, group, p)
+      if s then list[#list + 1] = p end
+      for _, name in ipairs(s and self.states(group) or {}) do list[#list + 1] = s[name] end
+    end
+  end
+  return list
+end
+
 -- One update. `closure`, where given, computes the loss anew, with gradients, before it; its result
 -- is returned.
 function Optimizer:step(closure)
