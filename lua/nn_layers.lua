@@ -162,6 +162,19 @@ local function add_affine(self, shape, bias)
   if bias then self.bias = Parameter(mf.zeros(shape)) end
 end
 
+-- Plain averages over all batches while a step is compiled, where their number is none of Lua's: what this
+-- batch has goes into tensors of its own first.
+local function batch_norm_average(self, x)
+  local mean, var = mf.zeros_like(self.running_mean), mf.zeros_like(self.running_var)
+  local y = mf.batch_norm(x, mean, var, self.weight, self.bias, { training = true, momentum = 1, eps = self.eps })
+  mf.no_grad(function()
+    local part = 1 / self.num_batches_tracked:to(mean.dtype)
+    self.running_mean:copy_(self.running_mean * (1 - part) + mean * part)
+    self.running_var:copy_(self.running_var * (1 - part) + var * part)
+  end)
+  return y
+end
+
 local function batch_norm_forward(self, x)
   if not self.ndims[x.ndim] then
     fail('%s: x has shape %s; it must have %s dims', self._name, tostring(x.shape), self.ndims.text)
@@ -169,6 +182,7 @@ local function batch_norm_forward(self, x)
   local training = self.training or not self.running_mean
   local momentum, tracked = self.momentum, self.training and self.num_batches_tracked
   if tracked then tracked:add_(1) end
+  if tracked and not momentum and mf._tracing() then return batch_norm_average(self, x) end
   if not momentum then momentum = tracked and 1 / tracked:item() or 0 end
   return mf.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias,
     { training = training, momentum = momentum, eps = self.eps })

@@ -201,6 +201,23 @@ describe('with micro-batches', function()
     assert.equal(9, b:state_dict()['1.num_batches_tracked']:item())
   end)
 
+  it('BatchNorm without momentum averages over all micro-batches', function()
+    for _, n in ipairs { 1, 2 } do
+      local a, b = nn.BatchNorm1d(3, { momentum = false }):double(), nn.BatchNorm1d(3, { momentum = false }):double()
+      local step = mf.compile(function(x) return b(x) end, steps(n))
+      for k = 1, 3 do
+        mf.manual_seed(k)
+        local x = randn(8, 3)
+        local parts = x:chunk(n)
+        for i, part in ipairs(parts) do parts[i] = a(part) end
+        near(mf.cat(parts):detach(), step(x):detach(), 1e-12, 'the output')
+        for name, want in pairs(a:state_dict()) do
+          near(want:detach(), b:state_dict()[name]:detach(), 1e-12, name)
+        end
+      end
+    end
+  end)
+
   it('results are means, are put one behind the other, or are of the step', function()
     local total, w = mf.zeros({}, { dtype = f64 }), mf.ones({ 3 }, { dtype = f64, requires_grad = true })
     local step = mf.compile(function(x, i, s, n)
