@@ -100,10 +100,10 @@ end
 local step_mt = {}
 
 -- What the library's Lua tells the step that is being traced, nil while there is none: fits are
--- functions that say before each of its calls whether all is as it was, and modes has for each module
--- that was called whether it was training. Where they do not agree, the call needs another step. undo
--- are functions that take back, when a call has failed, what scalars counted before it; after, what is called
--- behind each call that has not.
+-- functions that say before each of its calls whether all is as it was; for each module that was called,
+-- modes has whether it was training and members how often one of its parameters, buffers or modules was
+-- assigned. Where they do not agree, the call needs another step. undo are functions that take back, when a
+-- call has failed, what scalars counted before it; after, what is called behind each call that has not.
 local noted = mf._trace
 
 -- Whether argument i is shared out to the micro-batches.
@@ -125,8 +125,9 @@ local function trace(self, ...)
       if self.repeated[i] then whole[#whole + 1] = #tensors end
     end
   end
-  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {} }, {}
+  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {}, members = {} }, {}
   noted.fits, noted.modes, noted.undo, noted.after = entry.fits, entry.modes, entry.undo, entry.after
+  noted.members = entry.members
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)
@@ -150,7 +151,7 @@ end
 
 local function is_right(entry)
   for module, training in pairs(entry.modes) do
-    if module.training ~= training then return false end
+    if module.training ~= training or module._changes ~= entry.members[module] then return false end
   end
   for _, fits in ipairs(entry.fits) do
     if not fits() then return false end
@@ -287,8 +288,9 @@ end
 -- convolutions are computed in bfloat16, while parameters, gradients and the rest stay float32 (where the CPU
 -- does not have that arithmetic nothing changes, unless amp_force = true). With memory_budget = bytes the
 -- backward computes anew what does not fit into so much memory, beside arguments and captured tensors;
--- numbers do not change. The environment's
--- MF_DUMP=graph,pass,plan shows the stages of compiling.
+-- numbers do not change. The environment's MF_DUMP=graph,pass,plan shows the stages of compiling. A module
+-- that was called and has another parameter, buffer or child since, or another mode, needs a new form, as
+-- other shapes do.
 --
 -- With gradient_accumulation_steps = n the step consists of n micro-batches, on each of which f is computed in
 -- turn, in the memory of one: tensor arguments are shared out along dim 0, but for single numbers and those whose

@@ -61,6 +61,7 @@ local function record(self, key, value)
   end
   if listed then rawget(self, '_buffers')[key] = nil end
   members[key] = value
+  rawset(self, '_changes', self._changes + 1)
 end
 
 local function index_of(class)
@@ -87,7 +88,7 @@ local function plain_call(self, ...)
 end
 
 local function call(self, ...)
-  if noted.modes then noted.modes[self] = self.training end
+  if noted.modes then noted.modes[self], noted.members[self] = self.training, self._changes end
   if not rawget(self, 'activation_checkpointing') then return plain_call(self, ...) end
   return mf.utils._checkpoint(self, function(...) return plain_call(self, ...) end, ...)
 end
@@ -104,7 +105,7 @@ local function describe(self)
 end
 
 local function construct(class, ...)
-  local self = setmetatable({ _keys = {}, _members = {}, _buffers = {}, training = true }, class._meta)
+  local self = setmetatable({ _keys = {}, _members = {}, _buffers = {}, _changes = 0, training = true }, class._meta)
   self:init(...)
   return self
 end
