@@ -453,6 +453,33 @@ describe('a compiled step', function()
   end)
 end)
 
+describe('a failure in a micro-batch', function()
+  it('of a step over a loader loses no results before, and the step goes on', function()
+    local table = randn(4, 2)
+    for _, one in ipairs { false, true } do
+      local step = mf.compile(function(i) return mf.embedding(i, table):sum() end, steps(3, { one_op_tasks = one }))
+      local function over(bad)
+        local k, sums = 0, {}
+        local ok, message = pcall(function()
+          for y in step:over(function()
+            k = k + 1
+            if k < 8 then return mf.tensor { 0, 1, 2, k == 5 and bad or 3, k % 4, 2 }:long() end
+          end) do sums[#sums + 1] = y:item() end
+        end)
+        return sums, ok, message
+      end
+      local want, ok, message = over(1)
+      assert(ok and #want == 7, message)
+      for _ = 1, 3 do
+        local sums, failed = over(9)
+        assert(not failed)
+        assert.same({ unpack(want, 1, 4) }, sums)
+        assert.same(want, (over(1)))
+      end
+    end
+  end)
+end)
+
 describe('nn.Graph', function()
   it('takes one step for several micro-batches', function()
     local function train(n)
@@ -556,6 +583,59 @@ describe('micro-batches that are computed anew', function()
       local got, losses = train(steps(n, { memory_budget = least }))
       agree(want, want_losses, got, losses, 'with the least')
       fails('at least', train, steps(n, { memory_budget = least - 1 }))
+    end
+  end)
+
+  it('not what is made once for all of them, and in the order of the plan', function()
+    local text = [[
+graph step times 2
+%0 = input x: float32[128, 16]
+%1 = capture w: float32[16, 16]
+%2 = capture b: float32[64, 16]
+%3 = exp(%2): float32[64, 16]
+%4 = neg(%1): float32[16, 16]
+%5 = exp(%4): float32[16, 16]
+%6 = neg(%5): float32[16, 16]
+%7 = exp(%6): float32[16, 16]
+%8 = tanh(%3): float32[64, 16]
+%9 = micro_repeat(%8): 2 x float32[64, 16]
+%10 = micro_repeat(%7): 2 x float32[16, 16]
+%11 = micro_unpack(%0, n=2): 2 x float32[64, 16]
+%12 = add(%11, %9): 2 x float32[64, 16]
+%13 = matmul(%12, %10): 2 x float32[64, 16]
+%14 = gelu(%13): 2 x float32[64, 16]
+%15 = matmul(%14, %10): 2 x float32[64, 16]
+%16 = gelu(%15): 2 x float32[64, 16]
+%17 = matmul(%16, %10): 2 x float32[64, 16]
+%18 = sum(%17, dim=[0, 1]): 2 x float32[]
+%19 = micro_mean(%18, n=2): float32[]
+%20 = spread(%18, size=[64, 16], dim=[0, 1], keepdim=false): 2 x float32[64, 16]
+%21 = linear_weight(%20, %16): 2 x float32[16, 16]
+%22 = micro_mean(%21, n=2): float32[16, 16]
+%23 = neg(%22): float32[16, 16]
+%24 = matmul(%20, %10): 2 x float32[64, 16]
+%25 = gelu_backward(%24, %15): 2 x float32[64, 16]
+%26 = linear_weight(%25, %14): 2 x float32[16, 16]
+%27 = micro_mean(%26, n=2): float32[16, 16]
+%28 = matmul(%25, %10): 2 x float32[64, 16]
+%29 = gelu_backward(%28, %13): 2 x float32[64, 16]
+%30 = mul(%29, %9): 2 x float32[64, 16]
+%31 = linear_weight(%30, %12): 2 x float32[16, 16]
+%32 = micro_mean(%31, n=2): float32[16, 16]
+return %19, %23, %27, %32
+]]
+    local function count(of, what) return select(2, of:gsub(what, '')) end
+    local ok, message = pcall(mf._graph_pass, text, 'remat_budget', nil, 1000)
+    local least = tonumber(message:match 'at least (%d+) beside')
+    assert(not ok and least, message)
+    for budget = least, least + 6000, 500 do
+      local out = mf._graph_pass(text, 'remat_budget,dce', nil, budget)
+      assert.equal(4, count(out, '= neg%b(): float32') + count(out, '= tanh%b(): float32'))
+      for line in out:match('= micro_repeat.*'):gmatch '[^\n]+' do
+        assert(not line:find('= exp', 1, true) and not line:find('= tanh', 1, true), out)
+      end
+      assert(out:find('= neg[^\n]*\nreturn'), out)
+      if budget == least then assert(count(out, '= gelu%(') + count(out, '= add%(') > 3, out) end
     end
   end)
 
