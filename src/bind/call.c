@@ -473,9 +473,9 @@ static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bo
 
 /* Pushes what the call made, and gives back what was read. `last`: of the arguments. */
 static int end(Reading *r, EagerCall *c, int first, int last, int rc) {
-  for (int k = 0; k < r->n_temporary; k++) tensor_release(r->temporary[k]);
   int n = -1;
   bool anchored = !rc && r->S->has_anchors && c->recorded && has_anchored(c);
+  for (int k = 0; k < r->n_temporary; k++) tensor_release(r->temporary[k]);
   if (r->in != r->small) mem_free(r->in);
   if (rc) return n;
   n = push_results(r, c, r->slot[0] ? r->slot[0] : first);

@@ -188,6 +188,7 @@ static int method_gc(lua_State *L) {
 static int new_feed(lua_State *L) {
   State *S = bind_state(L);
   luaL_checktype(L, 1, LUA_TTABLE);
+  lua_settop(L, 1);
   int n = (int)lua_objlen(L, 1);
   Feed **box = lua_newuserdata(L, sizeof *box);
   *box = NULL;
