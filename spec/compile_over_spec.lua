@@ -193,6 +193,21 @@ describe('step:over', function()
     assert.equal(2, f(mf.ones(3, 2), mf.tensor({ 1 }, { dtype = mf.int64 })):item())
   end)
 
+  it('ends with the error of its last step, which nobody waited for', function()
+    local f = mf.compile(function(a, i) return mf.embedding(i, a:matmul(a):matmul(a)):sum() end)
+    local a = mf.ones(500, 500)
+    for _ = 1, 5 do
+      local k = 0
+      local function batch()
+        k = k + 1
+        if k < 3 then return a, mf.tensor({ k == 2 and 700 or 1 }, { dtype = mf.int64 }) end
+      end
+      fails('embedding: ids holds 700 at position (0,)', function()
+        for _ in f:over(batch) do k = k + 0 end
+      end)
+    end
+  end)
+
   it('says what it cannot run over', function()
     local f = mf.compile(function(x) return x:sum() end)
     fails('a DataLoader, or a function', f.over, f, 3)

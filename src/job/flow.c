@@ -268,9 +268,10 @@ int job_flow_next(Job *j, Tensor **out) {
   MF_ASSERT(taken - f->kept <= (uint64_t)f->n_slots, "F1: %llu batches",
             (unsigned long long)(taken - f->kept));
   if (taken > f->posted) return post(f, out);
+  rc = wait_for(f, is_fetched, f->posted); /* the last steps may fail too */
+  if (rc) return rc;
   if (!f->late) return JOB_END;
-  rc = wait_for(f, is_fetched, f->posted); /* the steps before the failure are done */
-  return rc ? rc : fail(f, err_set(f->late, "%s", f->late_text ? f->late_text : "out of memory"));
+  return fail(f, err_set(f->late, "%s", f->late_text ? f->late_text : "out of memory"));
 }
 
 void job_flow_counts(const Job *j, uint64_t counts[3]) {
