@@ -145,7 +145,7 @@ describe('the launcher', function()
     ]])
     local _, err, rc = sh [[
       $M -n 2 $D/wait.lua > $D/lines 2> $D/errors & p=$!
-      while [ $(grep -c ready $D/lines) != 2 ]; do sleep 0.05; done
+      while [ "$(grep -c ready $D/lines 2>/dev/null)" != 2 ]; do sleep 0.05; done
       kill -INT $p; wait $p; code=$?
       cat $D/errors >&2; exit $code]]
     assert.equal(130, rc, err)
