@@ -1,5 +1,5 @@
--- The models of bench.lua, as functions of their sizes: `dofile(path)` gives a table of classes. Names of
--- modules and parameters are those of peer.py.
+-- The models of bench.lua and resnet50.lua, as functions of their sizes: `dofile(path)` gives a table of
+-- classes. Names of modules and parameters are those of peer.py.
 local mf = require 'moonflow'
 local nn = mf.nn
 local models = {}

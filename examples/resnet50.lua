@@ -46,48 +46,12 @@ local function batch()
   return images, labels
 end
 
--- -- Model ----------------------------------------------------------------------------------------
-
--- The stride is on the 3 x 3 convolution (v1.5). The last norm of each block begins at zero, so that
--- blocks begin as the identity.
-local Block = nn.Module:extend 'Block'
-function Block:init(cin, width, stride)
-  local cout = width * 4
-  self.c1, self.b1 = nn.Conv2d(cin, width, 1, { bias = false }), nn.BatchNorm2d(width)
-  self.c2, self.b2 = nn.Conv2d(width, width, 3, { stride = stride, padding = 1, bias = false }), nn.BatchNorm2d(width)
-  self.c3, self.b3 = nn.Conv2d(width, cout, 1, { bias = false }), nn.BatchNorm2d(cout)
-  nn.init.zeros_(self.b3.weight)
-  if stride ~= 1 or cin ~= cout then
-    self.down = nn.Sequential(nn.Conv2d(cin, cout, 1, { stride = stride, bias = false }), nn.BatchNorm2d(cout))
-  end
-end
-function Block:forward(x)
-  local y = mf.relu(self.b1(self.c1(x)))
-  y = mf.relu(self.b2(self.c2(y)))
-  y = self.b3(self.c3(y))
-  return mf.relu(y + (self.down and self.down(x) or x))
-end
-
-local ResNet50 = nn.Module:extend 'ResNet50'
-function ResNet50:init(classes, width)
-  self.stem = nn.Sequential(nn.Conv2d(3, width, 7, { stride = 2, padding = 3, bias = false }), nn.BatchNorm2d(width),
-    nn.ReLU(), nn.MaxPool2d(3, { stride = 2, padding = 1 }))
-  self.body = nn.Sequential()
-  local cin = width
-  for stage, n in ipairs { 3, 4, 6, 3 } do
-    for i = 1, n do
-      self.body:append(Block(cin, width, i == 1 and stage > 1 and 2 or 1))
-      cin = width * 4
-    end
-    width = width * 2
-  end
-  self.fc = nn.Linear(cin, classes)
-end
-function ResNet50:forward(x) return self.fc(self.body(self.stem(x)):mean { 2, 3 }) end
-
 -- -- Training -------------------------------------------------------------------------------------
 
-local model = ResNet50(o.classes, o.width)
+local ResNet50 = dofile((arg[0]:match '^(.*/)' or '') .. 'models.lua').ResNet50
+local model = ResNet50(o.classes, o.width, { 3, 4, 6, 3 })
+-- The last norm of each block begins at zero, so that blocks begin as the identity.
+for _, block in ipairs(model.body:children()) do nn.init.zeros_(block.b3.weight) end
 if o['channels-last'] then model:to { memory_format = 'channels_last' } end
 
 -- Weights of norms and biases do not decay.

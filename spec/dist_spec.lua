@@ -1,30 +1,8 @@
 -- Ranks that are stopped, and hosts that are cut off from each other: all ranks end within ten seconds, with a
 -- message that names rank, host, and what it waited for. `make test-dist` runs it.
 
-local function program()
-  local i = 0
-  while arg[i - 1] do i = i - 1 end
-  return arg[i]
-end
-
-local MOONFLOW = program()
-local folder
-
-local function slurp(path)
-  local f = assert(io.open(path, 'rb'))
-  local text = f:read '*a'
-  f:close()
-  return text
-end
-
-local function sh(script)
-  local path = folder .. '/run.sh'
-  local f = assert(io.open(path, 'wb'))
-  f:write(("M='%s'\nD='%s'\n"):format(MOONFLOW, folder), script)
-  f:close()
-  os.execute(('timeout 100 sh %s > %s/out 2> %s/err; echo $? > %s/rc'):format(path, folder, folder, folder))
-  return slurp(folder .. '/out'), slurp(folder .. '/err'), tonumber(slurp(folder .. '/rc'))
-end
+local shell = require 'spec.shell'
+local sh = shell.run
 
 -- Rank `who` does `what` after a while of work; each rank says when it ended, on the clock of the system.
 local work = [[
@@ -52,14 +30,10 @@ end
 
 describe('ranks #dist', function()
   setup(function()
-    local p = io.popen 'mktemp -d'
-    folder = p:read '*l'
-    p:close()
-    local f = io.open(folder .. '/work.lua', 'w')
-    f:write(work)
-    f:close()
+    shell.open()
+    shell.file('work.lua', work)
   end)
-  teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
+  teardown(shell.close)
 
   for _, n in ipairs { 2, 4 } do
     for who = 0, 1 do

@@ -103,9 +103,9 @@ describe('examples', function()
 
   it('fashion_mnist.lua, interrupted and resumed, gives what it would have given', function()
     local whole, part = folder .. '/whole.safetensors', folder .. '/part.safetensors'
-    local output, code = train('--epochs 6 --save ' .. whole)
+    local output, code = train('--epochs 30 --save ' .. whole)
     assert.equal(0, code, output)
-    local once = '--save %s --batch 48 --epochs 6 '
+    local once = '--save %s --batch 48 --epochs 30 '
     output, code = interrupted('^epoch 1 ', ('--save nowhere --batch 48 ' .. once):format(part))
     assert.equal(130, code, output)
     local command = output:match '\n  ([^\n]*%-%-resume [^\n]*)\n$'

@@ -1,39 +1,8 @@
 -- Ranks as processes: moonflow -n, its output, exit statuses, environment and ends, and other launchers'
 -- variables. What takes seconds by its nature is in dist_spec.lua.
 
-local function program()
-  local i = 0
-  while arg[i - 1] do i = i - 1 end
-  return arg[i]
-end
-
-local MOONFLOW = program()
-local folder
-
-local function slurp(path)
-  local f = assert(io.open(path, 'rb'))
-  local text = f:read '*a'
-  f:close()
-  return text
-end
-
-local function file(name, text)
-  local path = folder .. '/' .. name
-  local f = assert(io.open(path, 'wb'))
-  f:write(text)
-  f:close()
-  return path
-end
-
--- Runs a shell script; $M is the program, $D a folder, $P a port that no other run of specs takes. Returns
--- stdout, stderr and the exit code.
-local function sh(script)
-  local names = ("M='%s'\nD='%s'\nP=$((30000 + $$ %% 20000))\n"):format(MOONFLOW, folder)
-  local clean = 'unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LOCAL_RANK OMP_NUM_THREADS LUA_INIT\n'
-  local path = file('run.sh', names .. clean .. script)
-  os.execute(('timeout 60 sh %s > %s/out 2> %s/err; echo $? > %s/rc'):format(path, folder, folder, folder))
-  return slurp(folder .. '/out'), slurp(folder .. '/err'), tonumber(slurp(folder .. '/rc'))
-end
+local shell = require 'spec.shell'
+local sh, file = shell.run, shell.file
 
 local function sorted(text)
   local lines = {}
@@ -44,16 +13,14 @@ end
 
 describe('the launcher', function()
   setup(function()
-    local p = io.popen 'mktemp -d'
-    folder = p:read '*l'
-    p:close()
+    shell.open()
     file('sum.lua', [[
       local mf = require 'moonflow'
       local t = mf.comm.all_reduce(mf.full({ 1000 }, mf.rank() + 1))
       print(mf.rank(), mf.world_size(), t:sum():item(), arg[1])
     ]])
   end)
-  teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
+  teardown(shell.close)
 
   it('runs a script as ranks, and says whose each line is', function()
     local out, err, rc = sh '$M -n 3 $D/sum.lua x'

@@ -1,41 +1,12 @@
 -- The program moonflow: options, arg, LUA_INIT, exit codes, tracebacks, interrupts, the prompt.
 -- Each case starts a process.
 
-local function program()
-  local i = 0
-  while arg[i - 1] do i = i - 1 end
-  return arg[i]
-end
-
-local MOONFLOW = program()
+local shell = require 'spec.shell'
+local sh, file, quote = shell.run, shell.file, shell.quote
 local folder
 
 -- The thread sanitizer holds signals back until a call into the C library, which a compiled loop never makes.
-local holds_signals = MOONFLOW:find '/thread'
-
-local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
-
-local function slurp(path)
-  local f = assert(io.open(path, 'rb'))
-  local text = f:read '*a'
-  f:close()
-  return text
-end
-
-local function file(name, text)
-  local path = folder .. '/' .. name
-  local f = assert(io.open(path, 'wb'))
-  f:write(text)
-  f:close()
-  return path
-end
-
--- Runs a shell script in which $M is the program. Returns stdout, stderr and the exit code.
-local function sh(script)
-  local path = file('run.sh', 'M=' .. quote(MOONFLOW) .. '\nunset LUA_INIT\n' .. script)
-  os.execute(('sh %s > %s/out 2> %s/err; echo $? > %s/rc'):format(path, folder, folder, folder))
-  return slurp(folder .. '/out'), slurp(folder .. '/err'), tonumber(slurp(folder .. '/rc'))
-end
+local holds_signals = shell.program:find '/thread'
 
 local function expect(script, out, rc)
   local got, err, code = sh(script)
@@ -45,11 +16,10 @@ end
 
 describe('the program', function()
   setup(function()
-    local p = io.popen 'mktemp -d'
-    folder = p:read '*l'
-    p:close()
+    shell.open()
+    folder = shell.folder
   end)
-  teardown(function() os.execute('rm -rf ' .. quote(folder)) end)
+  teardown(shell.close)
 
   it('runs a script with its arguments and arg', function()
     file('a.lua', 'print(arg[0]:match "[^/]*$", arg[1], arg[2], #arg, arg[-1] ~= nil, ...)')
@@ -133,7 +103,7 @@ describe('the program', function()
   end)
 
   it('starts within 15 ms', function()
-    if MOONFLOW:find '/address' or MOONFLOW:find '/thread' or MOONFLOW:find '/undefined' then
+    if shell.program:find '/address' or shell.program:find '/thread' or shell.program:find '/undefined' then
       return pending 'not with a sanitizer'
     end
     local best, tries = math.huge, 0 -- the best of many: the machine may be busy
@@ -174,11 +144,10 @@ end)
 
 describe('an interrupt', function()
   setup(function()
-    local p = io.popen 'mktemp -d'
-    folder = p:read '*l'
-    p:close()
+    shell.open()
+    folder = shell.folder
   end)
-  teardown(function() os.execute('rm -rf ' .. quote(folder)) end)
+  teardown(shell.close)
 
   -- Starts a script, sends it SIGINT once it has called started(), and waits. Returns what it
   -- prints after that.
@@ -240,11 +209,10 @@ describe('the prompt', function()
   setup(function()
     require 'moonflow'
     prompt = require 'moonflow.prompt'
-    local p = io.popen 'mktemp -d'
-    folder = p:read '*l'
-    p:close()
+    shell.open()
+    folder = shell.folder
   end)
-  teardown(function() os.execute('rm -rf ' .. quote(folder)) end)
+  teardown(shell.close)
 
   local function session(input) return sh('$M -i < ' .. file('input', input)) end
 

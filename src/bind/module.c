@@ -129,3 +129,17 @@ MF_LUA_API int luaopen_moonflow(lua_State *L) {
   lua_call(L, 1, 1);
   return 1;
 }
+
+void bind_begin_thread(lua_State *L, Context *context, const char *name) {
+  luaL_openlibs(L);
+  bind_use_context(L, context);
+  lua_pushcfunction(L, luaopen_moonflow);
+  lua_pushliteral(L, "moonflow");
+  lua_call(L, 1, 1);
+  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+  lua_pushvalue(L, -2);
+  lua_setfield(L, -2, "moonflow");
+  lua_getglobal(L, "require");
+  lua_pushstring(L, name);
+  lua_call(L, 1, 1);
+}

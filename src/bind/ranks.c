@@ -49,17 +49,7 @@ static void close_comm(Comm *c) {
 
 static int rank_main(lua_State *L) {
   Rank *r = lua_touserdata(L, 1);
-  luaL_openlibs(L);
-  bind_use_context(L, r->context);
-  lua_pushcfunction(L, luaopen_moonflow);
-  lua_pushliteral(L, "moonflow");
-  lua_call(L, 1, 1);
-  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
-  lua_pushvalue(L, -2);
-  lua_setfield(L, -2, "moonflow");
-  lua_getglobal(L, "require");
-  lua_pushliteral(L, "moonflow.comm");
-  lua_call(L, 1, 1);
+  bind_begin_thread(L, r->context, "moonflow.comm");
   lua_getfield(L, -1, "_serve");
   lua_pushlstring(L, r->text, r->n);
   lua_call(L, 1, 2); /* whether it went well, and the packed results or the error's text */

@@ -284,17 +284,7 @@ static void push_end(State *S, lua_State *L, Link *link, bool inside) {
 /* The whole life of the worker's state, protected. Argument: the Link. */
 static int worker_main(lua_State *L) {
   Link *link = lua_touserdata(L, 1);
-  luaL_openlibs(L);
-  bind_use_context(L, link->context);
-  lua_pushcfunction(L, luaopen_moonflow);
-  lua_pushliteral(L, "moonflow");
-  lua_call(L, 1, 1);
-  lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
-  lua_pushvalue(L, -2);
-  lua_setfield(L, -2, "moonflow");
-  lua_getglobal(L, "require");
-  lua_pushliteral(L, "moonflow.worker");
-  lua_call(L, 1, 1);
+  bind_begin_thread(L, link->context, "moonflow.worker");
   lua_getfield(L, -1, "serve");
   State *S = bind_find_state(L);
   S->E->background = true;
