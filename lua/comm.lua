@@ -59,15 +59,6 @@ local function put_back(t, values)
   if not t:is_contiguous() then t:detach():copy_(values) end
 end
 
--- The op that the library knows; 'avg' is a sum that is divided afterwards.
-local function reduce_of(where, op, t)
-  if op ~= 'avg' then return op end
-  if not t:is_floating_point() then
-    options.fail("%s: op 'avg' needs floats, the tensor is of %s", where, tostring(t.dtype))
-  end
-  return 'sum'
-end
-
 local function counts_of(list)
   local counts = {}
   for i, t in ipairs(list) do counts[i] = t:numel() end
@@ -130,8 +121,7 @@ function comm.all_reduce(t, ...)
   check_tensor('all_reduce', 'tensor', t)
   local o = read('all_reduce', { 'op' }, { op = 'sum' }, ...)
   local values = packed(t)
-  call('all_reduce', o.group, reduce_of('all_reduce', o.op, t), nil, values, values)
-  if o.op == 'avg' then values:div_(o.n) end
+  call('all_reduce', o.group, o.op, nil, values, values)
   put_back(t, values)
   return t
 end
@@ -142,8 +132,7 @@ function comm.reduce(t, ...)
   local o = read('reduce', { 'dst', 'op' }, { dst = 0, op = 'sum' }, ...)
   local values = packed(t)
   local here = mf.rank() == o.dst
-  call('reduce', o.group, reduce_of('reduce', o.op, t), o.dst, values, here and values or nil)
-  if here and o.op == 'avg' then values:div_(o.n) end
+  call('reduce', o.group, o.op, o.dst, values, here and values or nil)
   if here then put_back(t, values) end
   return t
 end
@@ -197,8 +186,7 @@ end
 
 local function scatter_sums(out, whole, counts, o)
   local values = packed(out)
-  call('reduce_scatter', o.group, reduce_of('reduce_scatter', o.op, out), nil, whole, values, counts)
-  if o.op == 'avg' then values:div_(o.n) end
+  call('reduce_scatter', o.group, o.op, nil, whole, values, counts)
   put_back(out, values)
   return out
 end

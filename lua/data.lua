@@ -228,12 +228,14 @@ function data.WeightedRandomSampler:iter()
   return list_iterator(mf.multinomial(self.weights, self.num_samples, self.options):tolist())
 end
 
--- The share of one of num_replicas ranks, in an order that depends on seed and epoch alone. The
+-- The share of one of num_replicas ranks (this job's), in an order that depends on seed and epoch alone. The
 -- last round is filled up with the first entries, or with {drop_last = true} left out.
 data.DistributedSampler = Sampler:extend 'DistributedSampler'
 function data.DistributedSampler:init(dataset, ...)
   local o = arguments('DistributedSampler', { 'num_replicas', 'rank' },
-    { num_replicas = 1, rank = 0, shuffle = true, seed = 0, drop_last = false }, ...)
+    { num_replicas = options.number, rank = options.number, shuffle = true, seed = 0, drop_last = false }, ...)
+  o.num_replicas, o.rank = o.num_replicas or mf.world_size(), o.rank or mf.rank()
+  count('DistributedSampler', 'num_replicas', o.num_replicas, 1)
   if o.rank < 0 or o.rank >= o.num_replicas then
     fail('DistributedSampler: rank %g is out of range for %g replicas', o.rank, o.num_replicas)
   end

@@ -247,6 +247,7 @@ local modules = {
   nn = { 'nn', 'nn', function() return mf.nn end },
   ['nn.init'] = { 'init', 'nn_init', function() return mf.nn.init end },
   ['nn.utils'] = { 'utils', 'nn_utils', function() return mf.nn.utils end },
+  ['nn.parallel'] = { 'parallel', 'nn_parallel', function() return mf.nn.parallel end },
   optim = { 'optim', 'optim', function() return mf.optim end },
   ['optim.lr_scheduler'] = { 'sched', 'sched', function() return mf.optim.lr_scheduler end },
   data = { 'data', 'data', function() return mf.data end },
@@ -254,7 +255,7 @@ local modules = {
   utils = { 'utils', 'utils', function() return mf.utils end },
   amp = { 'amp', 'amp', function() return mf.amp end },
 }
-local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'comm', 'utils', 'amp' }
+local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'nn.parallel', 'comm', 'utils', 'amp' }
 
 -- -- Classes and their methods --------------------------------------------------------------------
 

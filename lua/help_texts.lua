@@ -133,6 +133,7 @@ local texts = {
     .. 'script as four. Every rank of the group calls the same functions in the same order; a group is a table of\n'
     .. 'ranks, and without one it is all. Sums are formed in the order of the ranks. A rank that fails, or calls\n'
     .. 'something else, is an error on all.',
+  ['nn.parallel'] = 'nn.parallel: DistributedDataParallel trains a module with the batch cut over ranks.',
   ['nn.utils'] = 'nn.utils: clipping of gradients, parameters as one vector.',
   ['optim.Optimizer'] = 'optim.Optimizer: what all optimisers have. opt.param_groups are its groups of parameters: '
     .. 'tables with params, lr and the other options, which may be changed.',

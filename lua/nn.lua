@@ -11,6 +11,7 @@ require 'moonflow.nn_attention'
 require 'moonflow.nn_pad'
 require 'moonflow.nn_lazy'
 require 'moonflow.nn_graph'
+nn.parallel = require 'moonflow.nn_parallel'
 -- As in PyTorch, `local F = nn.functional`: the functions of mf.
 nn.functional = setmetatable({}, { __index = mf })
 return nn

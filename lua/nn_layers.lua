@@ -326,7 +326,7 @@ function nn.Embedding:init(num_embeddings, embedding_dim, ...)
     if o.padding_idx < 0 then o.padding_idx = o.padding_idx + n end
     init.zeros_(self.weight.data:select(0, o.padding_idx))
   end
-  self.options = o
+  self.options, self.sparse = o, o.sparse
 end
 -- An embedding of the rows of a tensor, which are not trained unless {freeze = false}.
 function nn.Embedding.from_pretrained(weight, o)

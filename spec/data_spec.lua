@@ -154,6 +154,14 @@ describe('samplers', function()
     assert.same(first, all(t:iter()))
     t:set_epoch(1)
     assert.are_not.same(first, all(t:iter()))
+    local here = data.DistributedSampler(Tens(10), { shuffle = false }) -- this job's one rank
+    assert.equal(10, here:len())
+    local got = require 'moonflow'.comm._spawn(2, function()
+      local d, list = require 'moonflow'.data, {}
+      for i in d.DistributedSampler(5, { shuffle = false }):iter() do list[#list + 1] = i end
+      return list
+    end)
+    assert.same({ { 0, 2, 4 }, { 1, 3, 0 } }, got)
     fails('DistributedSampler: rank 3 is out of range', data.DistributedSampler, 10, { num_replicas = 3, rank = 3 })
   end)
 

@@ -48,8 +48,7 @@ static Comm *comm_of(State *S, const char *name) {
 
 /* -- Arguments --------------------------------------------------------------------------------- */
 
-/* The group of the table of ranks at an index, or of all ranks for nil. NULL with the error set. */
-static CommGroup *read_group(State *S, lua_State *L, int index, const char *name) {
+CommGroup *bind_read_group(State *S, lua_State *L, int index, const char *name) {
   Comm *c = comm_of(S, name);
   if (!c) return NULL;
   if (lua_isnoneornil(L, index)) return comm_world(c);
@@ -164,11 +163,11 @@ static int run_call(State *S, lua_State *L, const char *name, CommCall *call) {
   lua_settop(L, 8);
   Tensor *in, *out;
   int64_t root = 0, n_in, n_out;
-  CommGroup *g = read_group(S, L, 2, name);
+  CommGroup *g = bind_read_group(S, L, 2, name);
   if (!g) return MF_EINVAL;
   int n = comm_group_size(g), reduce = COMM_SUM;
   if (!lua_isnil(L, 3) && (reduce = comm_reduce_parse(lua_tostring(L, 3))) < 0)
-    return err_set(MF_EINVAL, "%s: op must be sum, max or min, is '%.40s'", name,
+    return err_set(MF_EINVAL, "%s: op must be sum, max, min or avg, is '%.40s'", name,
                    lua_tostring(L, 3));
   call->reduce = (CommReduce)reduce;
   int code = read_tensor(S, L, 5, name, "the input", &in);
@@ -251,7 +250,7 @@ static int comm_size_of(lua_State *L) {
 static int comm_note_text(lua_State *L) {
   State *S = bind_state(L);
   const char *text = luaL_checkstring(L, 2);
-  CommGroup *g = read_group(S, L, 1, "comm");
+  CommGroup *g = bind_read_group(S, L, 1, "comm");
   if (!g) return bind_raise(L);
   comm_note(g, text);
   return 0;

@@ -213,6 +213,7 @@ void bind_open_memory(State *S, lua_State *L);
 void bind_open_worker(State *S, lua_State *L);
 void bind_open_comm(State *S, lua_State *L);
 void bind_open_ranks(State *S, lua_State *L);
+void bind_open_buckets(State *S, lua_State *L);
 void bind_open_feed(State *S, lua_State *L);
 void bind_open_index(State *S, lua_State *L);
 void bind_open_print(State *S, lua_State *L);
@@ -220,6 +221,8 @@ void bind_open_file(State *S, lua_State *L);
 void bind_open_values(State *S, lua_State *L);
 void bind_open_random(State *S, lua_State *L);
 void bind_open_table(State *S, lua_State *L);
+/* The group of the table of ranks at an index, or of all ranks for nil. NULL with the error set. */
+struct CommGroup *bind_read_group(State *S, lua_State *L, int index, const char *name);
 /* This rank has failed, if it belongs to a job of several: the others learn why. */
 void bind_fail_job(Context *x, const char *text);
 /* The State of L, or NULL before require. */

@@ -44,11 +44,15 @@ PAIR(F32, float, FLOAT)
 PAIR(F64, double, FLOAT)
 #pragma GCC diagnostic pop
 
+static bool is_sum(CommReduce r) {
+  return r == COMM_SUM || r == COMM_AVG;
+}
+
 void combine_pair(CommReduce r, DType t, void *out, const void *a, const void *b, size_t n) {
   switch (t) {
 #define CASE(id)                                    \
   case id:                                          \
-    if (r == COMM_SUM) sum_##id(out, a, b, n);      \
+    if (is_sum(r)) sum_##id(out, a, b, n);          \
     else if (r == COMM_MAX) max_##id(out, a, b, n); \
     else min_##id(out, a, b, n);                    \
     break;
@@ -91,9 +95,16 @@ WIDE(max, a > x || a != a ? a : x)
 WIDE(min, a < x || a != a ? a : x)
 
 void combine_wide(CommReduce r, DType t, float *acc, const void *x, size_t n) {
-  if (r == COMM_SUM) wide_sum(t, acc, x, n);
+  if (is_sum(r)) wide_sum(t, acc, x, n);
   else if (r == COMM_MAX) wide_max(t, acc, x, n);
   else wide_min(t, acc, x, n);
+}
+
+void combine_divide(DType t, void *x, int by, size_t n) {
+  if (t == F64)
+    for (size_t i = 0; i < n; i++) ((double *)x)[i] /= by;
+  else
+    for (size_t i = 0; i < n; i++) ((float *)x)[i] /= (float)by;
 }
 
 void combine_narrow(DType t, void *out, const float *acc, size_t n) {

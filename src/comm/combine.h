@@ -13,6 +13,8 @@ void combine_pair(CommReduce r, DType t, void *out, const void *a, const void *b
 /* acc[i] = x[i], or acc[i] (r) x[i], in float32; for wide dtypes. */
 void combine_widen(DType t, float *acc, const void *x, size_t n);
 void combine_wide(CommReduce r, DType t, float *acc, const void *x, size_t n);
+/* x[i] /= by, of F64 or else float32. */
+void combine_divide(DType t, void *x, int by, size_t n);
 void combine_narrow(DType t, void *out, const float *acc, size_t n);
 
 #endif

@@ -94,8 +94,29 @@ void comm_destroy(Comm *c) {
   mem_free(c);
 }
 
+void comm_group_fail(CommGroup *g, const char *what) {
+  Comm *c = g->comm;
+  char text[SEGMENT_TEXT];
+  snprintf(text, sizeof text, "rank %d on host %s %s", c->rank, comm_host(c, c->rank), what);
+  comm_fail(c, text);
+}
+
+/* A program may end while another thread of its is in a call, which must end first. */
+static void end_calls(Comm *c) {
+  for (size_t i = 0; i < c->groups.n; i++) {
+    CommGroup *g = c->groups.at[i];
+    if (pthread_mutex_trylock(&g->lock)) {
+      comm_group_fail(g, "left in the middle of a call");
+      pthread_mutex_lock(&g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+  }
+}
+
 void comm_close(Comm *c) {
-  if (c) c->api->close(c);
+  if (!c) return;
+  end_calls(c);
+  c->api->close(c);
 }
 
 int comm_rank(const Comm *c) {
@@ -129,15 +150,15 @@ int comm_failed(Comm *c) {
 
 /* -- Groups ------------------------------------------------------------------------------------ */
 
-static CommGroup *find_group(Comm *c, int n, const int *ranks) {
+static CommGroup *find_group(Comm *c, int n, const int *ranks, uint64_t tag) {
   for (size_t i = 0; i < c->groups.n; i++) {
     CommGroup *g = c->groups.at[i];
-    if (g->n == n && !memcmp(g->rank, ranks, sizeof *ranks * (size_t)n)) return g;
+    if (g->n == n && g->tag == tag && !memcmp(g->rank, ranks, sizeof *ranks * (size_t)n)) return g;
   }
   return NULL;
 }
 
-static CommGroup *make_group(Comm *c, int n, const int *ranks) {
+static CommGroup *make_group(Comm *c, int n, const int *ranks, uint64_t tag) {
   CommGroup *g = mem_zalloc(sizeof *g + sizeof *ranks * (size_t)n);
   Flow *flows = mem_alloc(sizeof *flows * 3 * (size_t)n);
   if (!g || !flows || !vec_push(&c->groups, g)) {
@@ -149,6 +170,7 @@ static CommGroup *make_group(Comm *c, int n, const int *ranks) {
   g->comm = c;
   g->flows = flows;
   g->n = n;
+  g->tag = tag;
   pthread_mutex_init(&g->lock, NULL);
   memcpy(g->rank, ranks, sizeof *ranks * (size_t)n);
   for (int i = 0; i < n; i++) {
@@ -156,7 +178,16 @@ static CommGroup *make_group(Comm *c, int n, const int *ranks) {
     g->spans |= c->peers[ranks[i]].seat < 0;
   }
   comm_hash(&g->id, ranks, sizeof *ranks * (size_t)n);
+  if (tag) comm_hash(&g->id, &tag, sizeof tag);
   g->hash = g->id;
+  return g;
+}
+
+static CommGroup *get_group(Comm *c, int n, const int *ranks, uint64_t tag) {
+  pthread_mutex_lock(&c->lock);
+  CommGroup *g = find_group(c, n, ranks, tag);
+  if (!g) g = make_group(c, n, ranks, tag);
+  pthread_mutex_unlock(&c->lock);
   return g;
 }
 
@@ -176,11 +207,11 @@ CommGroup *comm_group(Comm *c, int n, const int *ranks) {
     err_set(MF_EINVAL, "comm: rank %d is not in the group", c->rank);
     return NULL;
   }
-  pthread_mutex_lock(&c->lock);
-  CommGroup *g = find_group(c, n, ranks);
-  if (!g) g = make_group(c, n, ranks);
-  pthread_mutex_unlock(&c->lock);
-  return g;
+  return get_group(c, n, ranks, 0);
+}
+
+CommGroup *comm_group_apart(CommGroup *g, uint64_t tag) {
+  return get_group(g->comm, g->n, g->rank, tag);
 }
 
 CommGroup *comm_world(Comm *c) {
@@ -246,6 +277,9 @@ static int check_call(const CommGroup *g, const CommCall *call) {
                    g->n);
   if (!counts && (call->count < 0 || call->count > INT64_MAX / 16))
     return err_set(MF_EINVAL, "%s: the count is %lld", name, (long long)call->count);
+  if (call->reduce == COMM_AVG && !dtype_is_float((DType)call->dtype))
+    return err_set(MF_EINVAL, "%s: op 'avg' needs floats, the tensor is of %s", name,
+                   dtype_name((DType)call->dtype));
   int code = check_counts(name, g->n, call->counts);
   return code ? code : check_counts(name, g->n, call->out_counts);
 }

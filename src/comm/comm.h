@@ -35,7 +35,8 @@ typedef struct CommGroup CommGroup;
 #define COMM_REDUCES(X) \
   X(COMM_SUM, "sum")    \
   X(COMM_MAX, "max")    \
-  X(COMM_MIN, "min")
+  X(COMM_MIN, "min")    \
+  X(COMM_AVG, "avg") /* of floats: the sum by the number of ranks */
 
 #define X(id, name) id,
 typedef enum CommOp { COMM_OPS(X) COMM_OP_COUNT } CommOp;
@@ -105,6 +106,8 @@ int comm_reduce_parse(const char *name); /* or -1 */
 
 /* This rank has failed; all others learn `why`. Only the first failure of a job counts. */
 void comm_fail(Comm *c, const char *why);
+/* The same, of the rank to which g belongs: "rank 1 on host h WHAT". */
+void comm_group_fail(CommGroup *g, const char *what);
 /* The failure's code with its text as the error, or 0. */
 int comm_failed(Comm *c);
 /* Leaves the job. Rank 0 of zmq waits until all others have left or failed. NULL is ignored. */
@@ -116,6 +119,9 @@ void comm_close(Comm *c);
  * again gives the same. NULL with the error set. */
 CommGroup *comm_group(Comm *c, int n, const int *ranks);
 CommGroup *comm_world(Comm *c);
+/* The same ranks again, for a thread whose calls stand in no order to those of others: calls are
+ * counted by group. One for each tag, which is not 0. */
+CommGroup *comm_group_apart(CommGroup *g, uint64_t tag);
 int comm_group_size(const CommGroup *g);
 /* This rank's position. */
 int comm_group_position(const CommGroup *g);

@@ -64,7 +64,7 @@ typedef struct CommApi {
 struct CommGroup {
   Comm *comm;
   pthread_mutex_t lock; /* one call at a time */
-  uint64_t id, number, hash;
+  uint64_t tag, id, number, hash;
   int n, me;
   bool spans;         /* holds ranks of several hosts */
   struct Flow *flows; /* room for those of a call */

@@ -212,6 +212,8 @@ static void reducer_take(Reducer *r, int n_ranks, int me, const char *data) {
   if (wide) take_wide(r, me, data, n);
   else take_plain(r, me, data, n, bytes);
   if (r->next < n_ranks) return;
+  if (r->reduce == COMM_AVG)
+    combine_divide(r->dtype, wide ? r->scratch : r->out + r->done, n_ranks, n);
   if (wide) combine_narrow(r->dtype, r->out + r->done, (float *)r->scratch, n);
   r->done += bytes;
   reducer_begin_block(r, me);

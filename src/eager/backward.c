@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buckets.h"
 #include "op_args.h"
 #include "op_ids.h"
 #include "sparse.h"
@@ -242,6 +243,9 @@ static int finish_leaf(Pass *p, Node *n, Tensor *g) {
     Tensor *leaf = tensor_retain(n->leaf);
     g = mean_gradient(p->E, n, g);
     rc = g ? tape_accumulate(p->E, leaf, g, p->b->create_graph) : MF_ENOMEM;
+    tensor_release(g); /* so that the leaf's is the only one */
+    g = NULL;
+    if (!rc && leaf->ag->bucket) rc = buckets_take(leaf);
     tensor_release(leaf);
   }
   tensor_release(g);
@@ -450,7 +454,9 @@ int tape_backward(Eager *E, const Backward *b) {
   bool enabled = E->grad_enabled, retaining = E->retaining;
   E->grad_enabled = b->create_graph;
   E->retaining = b->retain_graph;
+  E->in_pass++;
   int rc = p.space ? run(&p, edges) : no_memory();
+  if (--E->in_pass == 0 && E->buckets) rc = buckets_end_pass(E, rc);
   E->grad_enabled = enabled;
   E->retaining = retaining;
   for (int k = 0; k < n; k++) tape_node_release(edges[k].node);

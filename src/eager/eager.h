@@ -164,10 +164,12 @@ struct Eager {
   uint64_t next_seq; /* of the next node */
   uint64_t passes;   /* how many backward passes there were */
   void *spare_pass;  /* of backward.c: space for the next one */
+  int in_pass;       /* how many run, one inside another */
   Node *free_list;   /* nodes to be freed by the loop that runs; see tape_node_release */
   Pool pool;         /* tensors, autograd records, nodes */
   Generator generator;
   EagerOwner owner;
+  struct Buckets *buckets; /* a list: who averages gradients over ranks; see buckets.h */
 };
 
 void eager_free(Eager *E);             /* of eager_destroy and the last tensor */

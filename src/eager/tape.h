@@ -15,6 +15,7 @@ struct Autograd {
   Node *accumulate;    /* of a leaf: the tape's end, not counted by it (the node points back) */
   uint64_t id;         /* of a leaf with hooks: names it as `seq` names a node; 0: none */
   Tensor *retain_next; /* the next one whose gradient node `node` keeps, see Node.retain */
+  struct BucketSlot *bucket; /* of a leaf whose gradient is averaged over ranks; see buckets.h */
 };
 
 /* Autograd record, made when missing: it lies beside the tensor. */
