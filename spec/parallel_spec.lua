@@ -268,7 +268,7 @@ describe('DistributedDataParallel', function()
         module[0](ones(m, { 1, 3 })):sum():backward()
         y:sum():backward()
       end },
-      { 'is of float32 now and was of float64', function(model, module, m)
+      { 'is of float32 now and was of float64', function(_, module, m)
         module[0]:float()
         module[0](m.ones(1, 3)):sum():backward()
       end, armed = true },

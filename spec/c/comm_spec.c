@@ -119,19 +119,29 @@ static int64_t expected(CommReduce r, DType t, int n, int64_t i) {
   int64_t v = value(t, 0, i);
   for (int k = 1; k < n; k++) {
     int64_t w = value(t, k, i);
-    v = r == COMM_SUM   ? (t == BOOL ? v | w : v + w)
-        : r == COMM_MAX ? (v > w ? v : w)
-        : v < w         ? v
-                        : w;
+    v = r == COMM_SUM || r == COMM_AVG ? (t == BOOL ? v | w : v + w)
+        : r == COMM_MAX                ? (v > w ? v : w)
+        : v < w                        ? v
+                                       : w;
   }
   return v;
+}
+
+/* The average of n whose sum is v, rounded once to float32, or to float64, and to t. */
+static bool is_average(DType t, const void *at, int64_t v, int n) {
+  double want[1];
+  dtype_set_f64(t, want, t == F64 ? (double)v / n : (double)((float)v / (float)n));
+  return !memcmp(at, want, dtype_size(t));
 }
 
 /* The first index where `got` is not what all ranks' sum is from `from` on, or -1. */
 static int64_t wrong_sum(const char *got, CommReduce r, DType t, int n, int64_t from,
                          int64_t count) {
-  for (int64_t i = 0; i < count; i++)
-    if (dtype_get_i64(t, got + (size_t)i * dtype_size(t)) != expected(r, t, n, from + i)) return i;
+  for (int64_t i = 0; i < count; i++) {
+    const char *at = got + (size_t)i * dtype_size(t);
+    int64_t want = expected(r, t, n, from + i);
+    if (r == COMM_AVG ? !is_average(t, at, want, n) : dtype_get_i64(t, at) != want) return i;
+  }
   return -1;
 }
 
@@ -242,7 +252,8 @@ static void collectives(Comm *c, void *arg) {
   for (int t = 0; t < DTYPE_COUNT; t++)
     for (int r = 0; r < COMM_REDUCE_COUNT; r++)
       for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
-        if (sizes[s] < 20000 || t == F32 || t == BF16)
+        if ((sizes[s] < 20000 || t == F32 || t == BF16) &&
+            (r != COMM_AVG || dtype_is_float((DType)t)))
           try_reduces(g, (DType)t, (CommReduce)r, sizes[s]);
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
     try_copies(g, U8, sizes[s]);
