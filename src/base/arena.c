@@ -68,6 +68,14 @@ char *arena_text(Arena *a, const char *text) {
   return arena_copy(a, text, strlen(text) + 1);
 }
 
+void *arena_reserve(Arena *a, const void *from, size_t *cap, size_t count, size_t item) {
+  if (HARD) return (void *)(uintptr_t)from; /* where each growth moves */
+  void *p = arena_alloc(a, count * item);
+  if (*cap) memcpy(p, from, *cap * item);
+  *cap = count;
+  return p;
+}
+
 void *arena_grow(Arena *a, const void *from, size_t *cap, size_t item) {
   size_t n = hard_room(*cap, 8);
   void *p = arena_alloc(a, n * item);

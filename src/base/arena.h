@@ -41,6 +41,12 @@ void arena_free(Arena *a);
   ((l)->n == (l)->cap ? (void)((l)->at = arena_grow((a), (l)->at, &(l)->cap, sizeof *(l)->at)) \
                       : (void)0,                                                               \
    &(l)->at[(l)->n++])
+/* Room for n items in all, for a list whose length is known beforehand. */
+#define list_reserve(a, l, count)                                                           \
+  ((l)->cap < (count)                                                                       \
+       ? (void)((l)->at = arena_reserve((a), (l)->at, &(l)->cap, (count), sizeof *(l)->at)) \
+       : (void)0)
+void *arena_reserve(Arena *a, const void *from, size_t *cap, size_t count, size_t item);
 void *arena_grow(Arena *a, const void *from, size_t *cap, size_t item);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "err.h"
+#include "hard.h"
 #include "mem.h"
 #include "op_program.h"
 
@@ -30,6 +31,22 @@ void graph_destroy(Graph *g) {
   mem_free(g);
 }
 
+/* Memory of nodes: apart from all else that is in the arena, so that a walk finds them close
+ * together. */
+static void *node_alloc(Graph *g, size_t bytes) {
+  enum { ROOM = HARD ? 0 : 1 << 16 };
+  size_t need = bytes ? (bytes + 15) & ~(size_t)15 : 16;
+  if (need > g->left) {
+    if (need > ROOM / 4) return arena_alloc(&g->arena, need);
+    g->room = arena_alloc(&g->arena, ROOM);
+    g->left = ROOM;
+  }
+  void *p = g->room;
+  g->room += need;
+  g->left -= need;
+  return p;
+}
+
 static void link_before(Graph *g, GraphNode *n, GraphNode *at) {
   n->next = at;
   n->prev = at ? at->prev : g->last;
@@ -38,15 +55,17 @@ static void link_before(Graph *g, GraphNode *n, GraphNode *at) {
 }
 
 GraphNode *graph_insert(Graph *g, GraphNode *at, GraphKind kind, int n_in, int n_out) {
-  GraphNode *n = arena_new(&g->arena, GraphNode);
+  size_t out_bytes = sizeof(GraphValue) * (size_t)n_out;
+  size_t in_bytes = sizeof(GraphValue *) * (size_t)n_in;
+  GraphNode *n = node_alloc(g, sizeof *n + out_bytes + in_bytes);
   n->kind = (uint8_t)kind;
   n->n_in = n_in;
   n->n_out = n_out;
-  n->cell = NO_CELL;
+  if (kind == GRAPH_NUMBER) n->cell = NO_CELL;
   n->times = 1;
   n->along = -1;
-  n->in = arena_array(&g->arena, GraphValue *, n_in);
-  n->out = arena_array(&g->arena, GraphValue, n_out);
+  n->out = (GraphValue *)(void *)(n + 1);
+  n->in = (GraphValue **)(void *)(n->out + n_out);
   for (int k = 0; k < n_out; k++) {
     n->out[k].node = n;
     n->out[k].output = k;
@@ -71,7 +90,9 @@ GraphNode *graph_add_op(Graph *g, GraphNode *at, const Op *op, const void *args,
                         GraphValue *const *in, int n_out) {
   GraphNode *n = graph_insert(g, at, GRAPH_OP, n_in, n_out);
   n->op = op;
-  n->args = op_copy_args(&g->arena, op, args);
+  n->args = node_alloc(g, op->args_size);
+  op_set_args(&g->arena, op, args, n->args);
+  g->has[op->id] = true;
   if (n_in) memcpy(n->in, in, sizeof *in * (size_t)n_in);
   n->segment = at ? at->segment : 0;
   n->times = times_of(g, n);
@@ -106,7 +127,15 @@ void graph_describe(Graph *g, GraphValue *v, DType dtype, int device, int ndim,
   v->dtype = (uint8_t)dtype;
   v->device = (uint8_t)device;
   v->ndim = (int8_t)ndim;
-  v->shape = arena_copy(&g->arena, shape, sizeof *shape * (size_t)ndim);
+  const GraphNode *n = v->node;
+  for (int k = 0; k < n->n_in && k < 2; k++) /* most are as one of the inputs */
+    if (n->in[k] && shape_equal(n->in[k]->ndim, n->in[k]->shape, ndim, shape)) {
+      v->shape = n->in[k]->shape;
+      return;
+    }
+  size_t bytes = sizeof *shape * (size_t)ndim;
+  v->shape = node_alloc(g, bytes);
+  if (ndim) memcpy((void *)(uintptr_t)v->shape, shape, bytes);
 }
 
 void graph_remove(Graph *g, GraphNode *n) {

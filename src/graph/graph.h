@@ -14,6 +14,7 @@
 
 #include "arena.h"
 #include "op.h"
+#include "op_ids.h"
 #include "str.h"
 
 typedef struct Graph Graph;
@@ -49,45 +50,54 @@ typedef struct GraphPatch {
   int param, cell;
 } GraphPatch;
 
+/* What nearly every walk reads stands first, in one line of the cache. */
 struct GraphNode {
-  uint8_t kind;    /* GraphKind */
-  int n_in, n_out; /* inputs as in OpCall, flattened; NULL: absent. Outputs are the op's, then the
-                      new values of inputs that it writes, in the order of `written` */
+  GraphNode *next;
   const Op *op;
-  void *args; /* struct NAME_args, normalised */
-  GraphValue **in, *out;
-  GraphNode *next, *prev;
+  GraphValue **in, *out; /* inputs as in OpCall, flattened; NULL: absent. Outputs are the op's, then
+                            the new values of inputs that it writes, in the order of `written` */
+  void *mark;            /* as a value's */
   int64_t id;
-  void *mark;    /* as a value's; what follows is read more rarely */
+  int n_in, n_out;
+  int times;     /* how often it is computed in a step: once, or for each micro-batch. Of an op that
+                    gathers, its output's: once */
+  uint8_t kind;  /* GraphKind */
+  int8_t along;  /* of a random op computed several times: the dim of its output along which
+                    micro-batches lie, for its elements' numbers; -1: none */
   bool converts; /* its output is cast to the dtype of input 0, as in-place ops do; graph_verify
                     finds out */
-  int n_written;
+  bool kept;     /* in its segment, but what it makes is needed behind it */
+  GraphNode *prev;
+  void *args; /* struct NAME_args, normalised */
+  int n_written, n_patches;
   const int *written; /* inputs that the op writes */
-  int n_patches;
   const GraphPatch *patches;
-  int generator;     /* of a random op: its key's stream counts from that generator's first */
-  int times;         /* how often it is computed in a step: once, or for each micro-batch. Of an op
-                        that gathers, its output's: once */
-  int8_t along;      /* of a random op computed several times: the dim of its output along which
-                        micro-batches lie, for its elements' numbers; -1: none */
-  const char *name;  /* of an input or capture */
-  const Meta *meta;  /* of an input or capture: its memory */
-  double value;      /* of a number */
-  int cell;          /* of a number; NO_CELL: it is a constant */
-  GraphNode *target; /* of a write */
-  int segment; /* of an op: the stretch between checkpoints that it belongs to, from 1; 0: none */
-  bool kept;   /* in its segment, but what it makes is needed behind it */
   const char *where; /* the user's line, "train.lua:12"; NULL: unknown */
+  int segment;   /* of an op: the stretch between checkpoints that it belongs to, from 1; 0: none */
+  int generator; /* of a random op: its key's stream counts from that generator's first */
+  const Meta *meta; /* of an input or capture: its memory */
+  union {
+    const char *name;  /* of an input or capture */
+    GraphNode *target; /* of a write */
+    struct {           /* of a number */
+      double value;
+      int cell; /* NO_CELL: it is a constant */
+    };
+  };
 };
 
 struct Graph {
   Arena arena;
+  char *room; /* of nodes and what belongs to them, which so lie side by side; `left` bytes */
+  size_t left;
   const char *name;
   GraphNode *first, *last;
   LIST(GraphValue *) results;
-  int n_cells;      /* scalars that are read before each call */
-  int n_generators; /* number 0 is the state's default one */
-  int times;        /* micro-batches of a step; 1: the step is one */
+  int n_cells;        /* scalars that are read before each call */
+  int n_generators;   /* number 0 is the state's default one */
+  int times;          /* micro-batches of a step; 1: the step is one */
+  bool segments;      /* some node is of one, or was */
+  bool has[OP_COUNT]; /* ops of which there is a node, or was one */
 };
 
 /* An empty graph; NULL when out of memory (error set). */

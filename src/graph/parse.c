@@ -442,6 +442,7 @@ static void read_segment(Reader *r, GraphNode *n) {
   expect(r, "remat");
   n->segment = read_count(r, "segment", COUNT_MAX);
   if (!n->segment) fail(r, "segments count from 1");
+  r->g->segments = true;
   n->kept = accept(r, ",");
   if (n->kept) expect(r, "kept");
   expect(r, "}");

@@ -33,10 +33,15 @@ static TraceStorage *add_storage(Trace *t, Storage *s, const Meta *root, GraphVa
   return ts;
 }
 
+/* The user's line, one text for all calls on it as long as its place is not taken by another. */
 static const char *here(Trace *t) {
-  Eager *E = t->E;
-  const char *text = eager_where(E);
-  return text && *text ? arena_text(&t->graph->arena, text) : NULL;
+  const char *text = eager_where(t->E);
+  unsigned h = 0;
+  if (!text || !*text) return NULL;
+  for (const char *c = text; *c; c++) h = h * 31 + (unsigned char)*c;
+  const char **known = &t->lines[h % TRACE_LINES];
+  if (!*known || strcmp(*known, text)) *known = arena_text(&t->graph->arena, text);
+  return *known;
 }
 
 static void describe(Trace *t, GraphValue *v, const Meta *m) {
@@ -423,6 +428,7 @@ static int record(EagerTracer *tracer, EagerCall *c) {
 int trace_segment(Trace *t, int segment) {
   int before = t->segment;
   t->segment = segment < 0 ? ++t->n_segments : segment;
+  t->graph->segments |= t->segment != 0;
   return before;
 }
 

@@ -44,6 +44,8 @@ typedef struct TraceLeaf {
   bool uses_grad, reads_grad; /* the step used .grad; first to read it or to add to it */
 } TraceLeaf;
 
+enum { TRACE_LINES = 256 };
+
 typedef struct Trace {
   EagerTracer tracer;
   Eager *E;
@@ -57,10 +59,11 @@ typedef struct Trace {
   written; /* arguments that the step writes: what is left in them are results
               behind the function's own */
   int n_captures;
-  GraphNode *last_port;    /* ports come first in the graph; NULL: there is none yet */
-  uint64_t stream;         /* the default generator's next stream at the start */
-  EagerCall *call;         /* which is recorded now */
-  int segment, n_segments; /* what is recorded now belongs to; see GraphNode */
+  GraphNode *last_port;           /* ports come first in the graph; NULL: there is none yet */
+  uint64_t stream;                /* the default generator's next stream at the start */
+  const char *lines[TRACE_LINES]; /* texts that were made of the user's lines */
+  EagerCall *call;                /* which is recorded now */
+  int segment, n_segments;        /* what is recorded now belongs to; see GraphNode */
 } Trace;
 
 /* Begins: E records into a new graph one of `times` micro-batches. NULL with the error set. */

@@ -63,13 +63,18 @@ Program *op_program_make(Arena *a, int n_in, int n_steps, const ProgramStep *ste
   return p;
 }
 
-void *op_copy_args(Arena *a, const Op *op, const void *args) {
-  char *copy = arena_copy(a, args, op->args_size);
+void op_set_args(Arena *a, const Op *op, const void *args, void *copy) {
+  memcpy(copy, args, op->args_size);
   for (int i = 0; i < op->n_params; i++) {
     if (op->params[i].kind != PARAM_PROGRAM) continue;
-    Program **p = (Program **)(void *)(copy + op->params[i].offset);
+    Program **p = (Program **)(void *)((char *)copy + op->params[i].offset);
     if (*p) *p = arena_copy(a, *p, (size_t)(*p)->bytes);
   }
+}
+
+void *op_copy_args(Arena *a, const Op *op, const void *args) {
+  void *copy = arena_alloc(a, op->args_size);
+  op_set_args(a, op, args, copy);
   return copy;
 }
 

@@ -50,5 +50,7 @@ Program *op_program_scan(Scan *s);
 
 /* A copy of the arguments of an op, which keep nothing of the original. Under arena_protect. */
 void *op_copy_args(Arena *a, const Op *op, const void *args);
+/* The same into memory for op->args_size bytes. */
+void op_set_args(Arena *a, const Op *op, const void *args, void *copy);
 
 #endif

@@ -69,6 +69,11 @@ static bool same(const GraphNode *a, const GraphNode *b) {
 
 /* -- The table --------------------------------------------------------------------------------- */
 
+typedef struct Entry {
+  uint64_t hash;
+  GraphNode *node;
+} Entry;
+
 static uint64_t mix(uint64_t h, const void *data, size_t n) {
   const unsigned char *p = data;
   for (; n >= 8; n -= 8, p += 8) {
@@ -109,19 +114,21 @@ void pass_cse(Graph *g, const PassSettings *s) {
   (void)s;
   size_t count = g->last ? (size_t)g->last->id + 1 : 0, cap = 16;
   while (cap < 2 * count) cap *= 2;
-  GraphNode **table = arena_array(&g->arena, GraphNode *, cap);
+  Entry *table = arena_array(&g->arena, Entry, cap);
   for (GraphNode *n = g->first; n; n = n->next) {
     forward(n);
     if (!may_merge(n)) continue;
     uint64_t h = hash(n);
     size_t i = (size_t)(h ^ h >> 32) & (cap - 1);
-    while (table[i] && !same(table[i], n)) i = (i + 1) & (cap - 1);
-    if (!table[i]) {
-      table[i] = n;
+    while (table[i].node && !(table[i].hash == h && same(table[i].node, n)))
+      i = (i + 1) & (cap - 1);
+    GraphNode *first = table[i].node;
+    if (!first) {
+      table[i] = (Entry){h, n};
       continue;
     }
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = &table[i]->out[k];
-    graph_keep(n, table[i]);
+    for (int k = 0; k < n->n_out; k++) n->out[k].mark = &first->out[k];
+    graph_keep(n, first);
     graph_remove(g, n);
   }
   graph_replace_results(g);

@@ -14,16 +14,14 @@
 #include "op_ids.h"
 #include "pass.h"
 
-/* How many read each value is its mark; results count twice. */
-static void count_readers(Graph *g) {
-  int64_t n_values = graph_values(g), at = 0;
-  int *counts = arena_array(&g->arena, int, n_values + 1);
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = &counts[at++];
+/* How many read each value; results count twice. */
+static int *count_readers(Graph *g) {
+  int *counts = arena_array(&g->arena, int, graph_values(g) + 1);
   for (GraphNode *n = g->first; n; n = n->next)
     for (int k = 0; k < n->n_in; k++)
-      if (n->in[k]) ++*(int *)n->in[k]->mark;
-  for (size_t i = 0; i < g->results.n; i++) *(int *)g->results.at[i]->mark += 2;
+      if (n->in[k]) counts[n->in[k]->id]++;
+  for (size_t i = 0; i < g->results.n; i++) counts[g->results.at[i]->id] += 2;
+  return counts;
 }
 
 static GraphNode *conv(Graph *g, GraphNode *n, const GraphNode *act) {
@@ -46,40 +44,32 @@ static GraphNode *linear(Graph *g, GraphNode *n, const GraphNode *act) {
 }
 
 /* act is what reads v, alone. */
-static void fuse(Graph *g, GraphNode *act) {
+static bool fuse(Graph *g, const int *readers, GraphNode *act) {
   GraphValue *v = act->in[0], *y = &act->out[0];
   GraphNode *n = v->node, *both = NULL;
-  if (*(int *)v->mark != 1 || v->dtype != y->dtype) return;
-  if (v->dtype != F32 && v->dtype != BF16) return;
+  if (readers[v->id] != 1 || v->dtype != y->dtype) return false;
+  if (v->dtype != F32 && v->dtype != BF16) return false;
   if (graph_is_op(n, OP_conv2d)) both = conv(g, n, act);
   else if (graph_is_op(n, OP_linear)) both = linear(g, n, act);
-  if (!both) return;
+  if (!both) return false;
   both->where = n->where;
   graph_describe(g, &both->out[0], (DType)y->dtype, y->device, y->ndim, y->shape);
-  both->out[0].mark = y->mark;
-  act->mark = both;
+  both->out[0].id = y->id;
+  y->mark = &both->out[0];
   graph_remove(g, n);
+  graph_remove(g, act);
+  return true;
 }
 
 void pass_fuse_act(Graph *g, const PassSettings *settings) {
-  LIST(GraphNode *) taken = {0};
+  bool acts = g->has[OP_relu] || g->has[OP_gelu], any = false;
   (void)settings;
-  count_readers(g);
+  if (!acts || !(g->has[OP_conv2d] || g->has[OP_linear])) return;
+  const int *readers = count_readers(g);
   for (GraphNode *n = g->first; n; n = n->next) {
     if (!(graph_is_op(n, OP_relu) || graph_is_op(n, OP_gelu)) || n->n_patches || n->n_out != 1)
       continue;
-    fuse(g, n);
-    if (n->mark) *list_add(&g->arena, &taken) = n;
+    any |= fuse(g, readers, n);
   }
-  for (size_t i = 0; i < taken.n; i++) {
-    GraphNode *n = taken.at[i], *both = n->mark;
-    graph_remove(g, n);
-    taken.at[i]->mark = both;
-  }
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = NULL;
-  for (size_t i = 0; i < taken.n; i++)
-    taken.at[i]->out[0].mark = &((GraphNode *)taken.at[i]->mark)->out[0];
-  graph_replace_marked(g);
-  graph_clear_marks(g);
+  if (any) graph_replace_marked(g);
 }

@@ -348,6 +348,10 @@ static void restore_results(Layout *w) {
 
 static bool suits(const Graph *g) {
   bool any = false;
+  for (size_t i = 0; i < sizeof convolutions / sizeof convolutions[0]; i++)
+    any |= g->has[convolutions[i].op];
+  if (!any) return false;
+  any = false;
   for (const GraphNode *n = g->first; n; n = n->next) {
     if (n->kind != GRAPH_OP) continue;
     if (n->op->spec[0]->flags & OP_STRIDED) return false;

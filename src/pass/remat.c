@@ -31,6 +31,7 @@ static bool is_anew(void *ud, const GraphValue *v, const GraphNode *user) {
 
 void pass_remat(Graph *g, const PassSettings *s) {
   (void)s;
+  if (!g->segments) return;
   Again r = again_begin(g, is_anew, NULL);
   for (GraphNode *n = g->first; n; n = n->next)
     if (n->id >= 0) again_inputs(&r, n);

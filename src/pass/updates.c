@@ -47,10 +47,13 @@ typedef struct Root {
   int readers; /* of the value itself */
 } Root;
 
+static const int update_ops[] = {OP_sgd_,     OP_adam_,     OP_adagrad_,
+                                 OP_rmsprop_, OP_adadelta_, OP_adamax_};
+enum { UPDATE_OPS = sizeof update_ops / sizeof update_ops[0] };
+
 static bool is_update(const GraphNode *n) {
-  static const int ops[] = {OP_sgd_, OP_adam_, OP_adagrad_, OP_rmsprop_, OP_adadelta_, OP_adamax_};
-  for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
-    if (graph_is_op(n, ops[i])) return true;
+  for (int i = 0; i < UPDATE_OPS; i++)
+    if (graph_is_op(n, update_ops[i])) return true;
   return false;
 }
 
@@ -129,14 +132,17 @@ static bool may_wait(const GraphValue *v) {
   return kept < bytes_of(v) / 2;
 }
 
-static void delay_large(Graph *g, GraphNode *n, int places) {
+static bool delay_large(Graph *g, GraphNode *n, int places) {
   int64_t all = 0;
+  bool any = false;
   for (int i = 0; i < places; i++) all += bytes_of(n->in[GRADS * places + i]);
   for (int i = 0; i < places; i++) {
     const GraphValue *grad = n->in[GRADS * places + i];
-    if (bytes_of(grad) >= PART && bytes_of(grad) >= all / LARGE && may_wait(grad))
-      graph_move(g, grad->node, n);
+    if (bytes_of(grad) < PART || bytes_of(grad) < all / LARGE || !may_wait(grad)) continue;
+    graph_move(g, grad->node, n);
+    any = true;
   }
+  return any;
 }
 
 /* -- Parts ------------------------------------------------------------------------------------- */
@@ -200,21 +206,24 @@ static void add_part(Graph *g, const Update *u, const Item *items, int count) {
 /* The nodes that others wait for stay until all parts are placed. */
 void pass_updates(Graph *g, const PassSettings *settings) {
   LIST(Update *) updates = {0};
-  bool any = false;
+  bool any = false, moved = false;
   (void)settings;
-  for (const GraphNode *n = g->first; n && !any; n = n->next) any = is_update(n);
+  for (int i = 0; i < UPDATE_OPS; i++) any |= g->has[update_ops[i]];
   if (!any) return;
   find_readers(g);
   for (GraphNode *n = g->first; n; n = n->next)
-    if (places_of(n)) delay_large(g, n, places_of(n));
-  graph_renumber(g);
-  find_readers(g);
+    if (places_of(n)) moved |= delay_large(g, n, places_of(n));
+  if (moved) {
+    graph_renumber(g);
+    find_readers(g);
+  }
   for (GraphNode *n = g->first; n; n = n->next) {
     int places = places_of(n);
     if (!places) continue;
     Update *u = plan_update(g, n, places);
     if (part_size(u, 0) < places) *list_add(&g->arena, &updates) = u;
   }
+  if (!updates.n) return;
   graph_clear_marks(g);
   for (size_t i = 0; i < updates.n; i++) {
     const Update *u = updates.at[i];

@@ -30,7 +30,15 @@ typedef struct Place {
   int n_as, n_in; /* inputs are this value; lie in its memory, if it is a root */
 } Place;
 
-enum { AT_END = INT32_MAX };
+enum { AT_END = INT32_MAX, LINES = 256 };
+
+/* Of the node that is lowered, as long as the most of any node needs. */
+typedef struct Operands {
+  int *in, *out; /* tensors */
+  const Meta **asks;
+  Meta *metas; /* of outputs */
+  int n_in, n_out;
+} Operands;
 
 typedef struct Lowering {
   Graph *g;
@@ -38,6 +46,10 @@ typedef struct Lowering {
   const PlanOptions *options;
   int64_t at; /* the node's number */
   Place *places;
+  Operands operands;
+  struct {
+    const char *from, *copy;
+  } lines[LINES]; /* the graph's texts of lines that are copied, by address */
 } Lowering;
 
 static Place *place_of(const GraphValue *v) {
@@ -55,17 +67,20 @@ static bool is_view(const GraphNode *n) {
 }
 
 static void make_places(Lowering *w) {
+  Plan *p = w->p;
   graph_renumber(w->g);
-  int64_t n_values = 0;
-  for (GraphNode *n = w->g->first; n; n = n->next) n_values += n->n_out;
-  w->places = arena_array(&w->p->arena, Place, n_values + 1);
+  size_t n_values = (size_t)graph_values(w->g), n_nodes = w->g->last ? w->g->last->id + 1 : 0;
+  w->places = arena_array(&p->arena, Place, n_values + 1);
+  list_reserve(&p->arena, &p->tensors, n_values);
+  list_reserve(&p->arena, &p->registers, n_values);
+  list_reserve(&p->arena, &p->steps, n_nodes);
   for (GraphNode *n = w->g->first; n; n = n->next) {
     for (int k = 0; k < n->n_out; k++) {
-      Place *p = &w->places[n->out[k].id];
-      n->out[k].mark = p;
-      p->root = is_view(n) ? root_of(n->in[0]) : p;
-      p->times = n->times;
-      p->tensor = p->copy = -1;
+      Place *place = &w->places[n->out[k].id];
+      n->out[k].mark = place;
+      place->root = is_view(n) ? root_of(n->in[0]) : place;
+      place->times = n->times;
+      place->tensor = place->copy = -1;
     }
     for (int k = 0; k < n->n_in; k++)
       if (n->in[k]) root_of(n->in[k])->last = n->kind == GRAPH_WRITE ? AT_END : n->id;
@@ -88,10 +103,20 @@ static int64_t reach_of(const Meta *m) {
   return (m->offset + high + 1) * (int64_t)dtype_size((DType)m->dtype);
 }
 
+/* One text for all steps of a line, mostly. */
+static const char *copy_line(Lowering *w, const char *where) {
+  size_t at = ((uintptr_t)where >> 4) % LINES;
+  if (w->lines[at].from != where) {
+    w->lines[at].copy = arena_text(&w->p->arena, where);
+    w->lines[at].from = where;
+  }
+  return w->lines[at].copy;
+}
+
 static PlanStep *add_step(Lowering *w, const Op *op, const void *args, int n_in, const int *in,
                           int n_out, const int *out, const char *where) {
   PlanStep *s = plan_add_step(w->p, op, args, n_in, in, n_out, out);
-  s->where = where ? arena_text(&w->p->arena, where) : NULL;
+  s->where = where ? copy_line(w, where) : NULL;
   return s;
 }
 
@@ -109,18 +134,41 @@ static Meta *add_meta(Infer *I) {
   return &a->metas[I->n_out++];
 }
 
+/* Where the inputs of n are, and room for its outputs. */
+static Operands *operands_of(Lowering *w, const GraphNode *n) {
+  Operands *o = &w->operands;
+  Arena *arena = &w->p->arena;
+  if (n->n_in > o->n_in) {
+    o->n_in = 2 * n->n_in;
+    o->in = arena_array(arena, int, o->n_in);
+    o->asks = arena_array(arena, const Meta *, o->n_in);
+  }
+  if (n->n_out > o->n_out) {
+    o->n_out = 2 * n->n_out;
+    o->out = arena_array(arena, int, o->n_out);
+    o->metas = arena_array(arena, Meta, o->n_out);
+  }
+  for (int k = 0; k < n->n_in; k++) o->in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
+  return o;
+}
+
 /* The metas of n's outputs on what its inputs are in memory: 0, INFER_COPY, or an error. */
-static int infer(Lowering *w, GraphNode *n, const int *in, Meta *metas, int n_out) {
+static int infer(Lowering *w, GraphNode *n, Operands *o, int n_out) {
   Plan *p = w->p;
-  const Meta **ask = arena_array(&p->arena, const Meta *, n->n_in);
-  for (int k = 0; k < n->n_in; k++) ask[k] = in[k] < 0 ? NULL : &p->tensors.at[in[k]].meta;
+  union {
+    char bytes[OP_MAX_ARGS];
+    double align;
+  } args;
+  memcpy(args.bytes, n->args, n->op->args_size);
+  for (int k = 0; k < n->n_in; k++)
+    o->asks[k] = o->in[k] < 0 ? NULL : &p->tensors.at[o->in[k]].meta;
   Asking a = {.infer = {.op = n->op,
-                        .args = arena_copy(&p->arena, n->args, n->op->args_size),
-                        .in = ask,
+                        .args = args.bytes,
+                        .in = o->asks,
                         .n_in = n->n_in,
                         .device = DEVICE_CPU,
                         .add = add_meta},
-              .metas = metas,
+              .metas = o->metas,
               .cap = n_out};
   int rc = n->op->spec[0]->infer(&a.infer);
   if (rc && rc != INFER_COPY) arena_throw(&p->arena, rc);
@@ -145,12 +193,12 @@ static int clone(Lowering *w, int tensor, int format, const char *where) {
 
 static void lower_view(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
-  int *in = arena_array(&p->arena, int, n->n_in);
-  Meta *metas = arena_array(&p->arena, Meta, n->n_out);
-  for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
-  if (infer(w, n, in, metas, n->n_out) == INFER_COPY) {
+  Operands *o = operands_of(w, n);
+  int *in = o->in;
+  const Meta *metas = o->metas;
+  if (infer(w, n, o, n->n_out) == INFER_COPY) {
     in[0] = clone(w, in[0], 1, n->where);
-    infer(w, n, in, metas, n->n_out);
+    infer(w, n, o, n->n_out);
   }
   int reg = p->tensors.at[in[0]].reg;
   int64_t stride = p->tensors.at[in[0]].stride;
@@ -281,10 +329,10 @@ static void patch_number(Lowering *w, PlanStep *s) {
 static void lower_op(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   int n_out = n->n_out - n->n_written;
-  int *in = arena_array(&p->arena, int, n->n_in), *out = arena_array(&p->arena, int, n_out);
-  Meta *metas = arena_array(&p->arena, Meta, n_out);
-  for (int k = 0; k < n->n_in; k++) in[k] = n->in[k] ? place_of(n->in[k])->tensor : -1;
-  infer(w, n, in, metas, n_out);
+  Operands *o = operands_of(w, n);
+  int *in = o->in, *out = o->out;
+  Meta *metas = o->metas;
+  infer(w, n, o, n_out);
   count_inputs(w, n);
   lower_written(w, n, in);
   for (int k = 0; k < n_out; k++) {

@@ -3,7 +3,8 @@
  * taken during at least one. What is taken from first to last is in `whole` of the few nodes that
  * make up that range, and in `any` of these and of those above. So what is taken somewhere in a
  * range is `any` of its nodes and `whole` of those above: some twenty lists, each short, since in a
- * well filled block neighbours merge. */
+ * well filled block neighbours merge. A node has FAN children, so that there are few levels: most
+ * ranges are short, and ask all levels above them. */
 #include "space.h"
 
 #include <stdbool.h>
@@ -23,25 +24,34 @@ typedef struct Spans {
   };
 } Spans;
 
-enum { LISTS = 160 }; /* more than a range can ask for: 3 for each bit of a step */
+enum {
+  BITS = 2,
+  FAN = 1 << BITS,
+  LEVELS = 32 / BITS + 1,  /* more than there can be */
+  LISTS = 2 * FAN * LEVELS /* and than a range can ask for */
+};
+
+/* Of one node. */
+typedef struct Taken {
+  Spans whole, any;
+} Taken;
 
 struct Space {
   Arena *arena;
-  int unit;   /* bytes are counted in 2^unit */
-  int leaves; /* a power of two; node k has the children 2k and 2k + 1, leaves are the last */
-  Spans *whole, *any; /* by node */
-  uint32_t levels;    /* bit k: some `whole` k levels above the leaves is not empty */
+  int unit;              /* bytes are counted in 2^unit */
+  int n_levels;          /* level 0 are the steps; the last is one node */
+  Taken *levels[LEVELS]; /* node i of a level has the children FAN * i and so on of the one below */
+  bool used[LEVELS];     /* some `whole` is not empty */
 };
 
 Space *space_create(Arena *a, int n_steps, int64_t most, int64_t align) {
   Space *s = arena_new(a, Space);
   s->arena = a;
   while (INT64_C(1) << s->unit < align || most >> s->unit >= UINT32_MAX / 2) s->unit++;
-  s->leaves = 1;
-  while (s->leaves < n_steps) s->leaves *= 2;
-  s->whole = arena_array(a, Spans, 2 * s->leaves);
-  s->any = arena_array(a, Spans, 2 * s->leaves);
-  return s;
+  for (int n = n_steps;; n = (n + FAN - 1) / FAN) {
+    s->levels[s->n_levels++] = arena_array(a, Taken, n);
+    if (n <= 1) return s;
+  }
 }
 
 /* -- Sets of offsets --------------------------------------------------------------------------- */
@@ -105,36 +115,49 @@ static uint32_t units(const Space *s, int64_t bytes) {
   return (uint32_t)((bytes + (INT64_C(1) << s->unit) - 1) >> s->unit);
 }
 
+/* The nodes of a level that belong to a range, whose others are left to the level above: [low,
+ * *first) and (*last, high]. */
+static void cut_ends(int low, int high, int *first, int *last) {
+  *first = (low + FAN - 1) / FAN * FAN;
+  *last = (high + 1) / FAN * FAN - 1;
+  if (*first > *last) *first = high + 1, *last = high;
+}
+
+static void add_node(Space *s, int level, int node, Span span) {
+  s->used[level] = true;
+  insert(s, &s->levels[level][node].whole, span);
+  for (; level < s->n_levels; level++, node /= FAN) {
+    Spans *any = &s->levels[level][node].any; /* where it was, it was above too */
+    if (has_all(any, span) || !insert(s, any, span)) return;
+  }
+}
+
 void space_add(Space *s, int first, int last, int64_t offset, int64_t bytes) {
-  uint32_t at = units(s, offset), level = 0;
+  uint32_t at = units(s, offset);
   Span span = {at, at + units(s, bytes)};
-  int low = first + s->leaves, high = last + s->leaves;
-  for (; low <= high; low /= 2, high /= 2, level++) {
-    int ends[2] = {low & 1 ? low++ : 0, !(high & 1) ? high-- : 0};
-    for (int k = 0; k < 2; k++) {
-      if (!ends[k]) continue;
-      s->levels |= UINT32_C(1) << level;
-      insert(s, &s->whole[ends[k]], span);
-      /* where it was, it was above too */
-      for (int n = ends[k]; n && !has_all(&s->any[n], span) && insert(s, &s->any[n], span); n /= 2)
-        continue;
-    }
+  for (int level = 0, low, high; first <= last; first = low / FAN, last = high / FAN, level++) {
+    cut_ends(first, last, &low, &high);
+    for (int i = first; i < low; i++) add_node(s, level, i, span);
+    for (int i = high + 1; i <= last; i++) add_node(s, level, i, span);
+    if (low > high) return;
   }
 }
 
 static int collect(const Space *s, int first, int last, const Spans **lists) {
-  int n = 0, low = first + s->leaves, high = last + s->leaves;
-  for (uint32_t level = 1; s->levels >> level; level++) {
-    int a = low >> level, b = high >> level;
-    if (!(s->levels >> level & 1) || !a) continue;
-    if (s->whole[a].n) lists[n++] = &s->whole[a];
-    if (b != a && s->whole[b].n) lists[n++] = &s->whole[b];
+  int n = 0, a = first / FAN, b = last / FAN;
+  for (int level = 1; level < s->n_levels; level++, a /= FAN, b /= FAN) {
+    if (!s->used[level]) continue;
+    if (s->levels[level][a].whole.n) lists[n++] = &s->levels[level][a].whole;
+    if (b != a && s->levels[level][b].whole.n) lists[n++] = &s->levels[level][b].whole;
   }
-  for (; low <= high; low /= 2, high /= 2) {
-    if (low & 1 && s->any[low].n) lists[n++] = &s->any[low];
-    if (!(high & 1) && s->any[high].n) lists[n++] = &s->any[high];
-    low += low & 1;
-    high -= !(high & 1);
+  for (int level = 0, low, high; first <= last; first = low / FAN, last = high / FAN, level++) {
+    const Taken *nodes = s->levels[level];
+    cut_ends(first, last, &low, &high);
+    for (int i = first; i < low; i++)
+      if (nodes[i].any.n) lists[n++] = &nodes[i].any;
+    for (int i = high + 1; i <= last; i++)
+      if (nodes[i].any.n) lists[n++] = &nodes[i].any;
+    if (low > high) break;
   }
   return n;
 }
