@@ -281,8 +281,21 @@ for n = 1, 3 do
 end
 texts['nn.LazyLinear'] = 'nn.LazyLinear(out_features, {bias = true}): a Linear that takes in_features from its '
   .. 'first input.'
-texts['nn.LazyConv2d'] = 'nn.LazyConv2d(out_channels, kernel_size, {stride =, padding =, ...}): a Conv2d that '
-  .. 'takes in_channels from its first input.'
+for n, over in pairs { 'sequences (N, C, L) or (C, L)', 'images (N, C, H, W) or (C, H, W)' } do
+  local name, image = ('Conv%dd'):format(n), n == 2
+  texts['nn.Lazy' .. name] = ('nn.Lazy%s(out_channels, kernel_size, {stride =, padding =, ...}): a %s that '):format(
+    name, name) .. 'takes in_channels from its first input.'
+  texts['nn.' .. name] = ('nn.%s(in_channels, out_channels, kernel_size, {stride = 1, padding = 0, dilation = 1, '
+    .. "groups = 1, bias = true, padding_mode = 'zeros'})\n\nConvolution over %s; weight (out_channels, in_channels / "
+    .. "groups, %s). padding may be 'same' or 'valid'; padding_mode is 'zeros', 'reflect', 'replicate' or "
+    .. "'circular'."):format(name, over, image and 'kh, kw' or 'k')
+  name = ('ConvTranspose%dd'):format(n)
+  texts['nn.' .. name] = ('nn.%s(in_channels, out_channels, kernel_size, {stride = 1, padding = 0, output_padding = 0, '
+    .. 'groups = 1, bias = true, dilation = 1, padding_mode = \'zeros\'})\n\nTransposed convolution over %s: what gives the input of a Conv%dd '
+    .. 'its gradient; weight (in_channels, out_channels / groups, %s). %s becomes (%s - 1) stride - 2 padding + '
+    .. 'dilation (k - 1) + output_padding + 1; m(x, output_size) chooses the output_padding.'):format(name, over, n,
+    image and 'kh, kw' or 'k', image and 'H' or 'L', image and 'H' or 'L')
+end
 local adam = 'optim.%s(params, {lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = %s, '
   .. 'amsgrad = false, maximize = false})\n\n%s'
 texts['optim.Adam'] = adam:format('Adam', '0', 'Adam (Kingma and Ba, 2014).')

@@ -1,4 +1,4 @@
--- Layers: linear, convolution, pooling, normalisation, dropout, embedding. What follows required
+-- Layers: linear, pooling, normalisation, dropout, embedding. What follows required
 -- arguments can be given by position or in a last table.
 local mf = require 'moonflow.core'
 local nn = require 'moonflow.nn_module'
@@ -7,12 +7,6 @@ local options = require 'moonflow.options'
 local arguments, count, fail, none = options.arguments, options.count, options.fail, options.none
 local Module, Parameter = nn.Module, nn.Parameter
 
--- One number or a pair of them as a pair.
-local function pair(v)
-  if type(v) == 'table' then return v end
-  return { v, v }
-end
-
 -- As Python prints it.
 local function show(v)
   if type(v) == 'table' then return ('(%s)'):format(table.concat(v, ', ')) end
@@ -20,17 +14,7 @@ local function show(v)
   return v == nil and 'None' or tostring(v)
 end
 
--- -- Linear and convolution -----------------------------------------------------------------------
-
-local function new_weight(...)
-  return Parameter(init.kaiming_uniform_(mf.empty(...), { a = math.sqrt(5) }))
-end
-
--- The bias of n units with `fan_in` inputs each.
-local function new_bias(n, fan_in)
-  local bound = fan_in > 0 and 1 / math.sqrt(fan_in) or 0
-  return Parameter(init.uniform_(mf.empty(n), -bound, bound))
-end
+-- -- Linear ---------------------------------------------------------------------------------------
 
 -- y = x W^T + b; weight (out_features, in_features).
 nn.Linear = Module:extend 'Linear'
@@ -38,84 +22,15 @@ function nn.Linear:init(in_features, out_features, ...)
   local o = arguments('Linear', { 'bias' }, { bias = true }, ...)
   self.in_features = count('Linear', 'in_features', in_features)
   self.out_features = count('Linear', 'out_features', out_features)
-  self.weight = new_weight(out_features, in_features)
-  if o.bias then self.bias = new_bias(out_features, in_features) end
+  self.weight = Parameter(init.kaiming_uniform_(mf.empty(out_features, in_features), { a = math.sqrt(5) }))
+  if not o.bias then return end
+  local bound = in_features > 0 and 1 / math.sqrt(in_features) or 0
+  self.bias = Parameter(init.uniform_(mf.empty(out_features), -bound, bound))
 end
 function nn.Linear:forward(x) return mf.linear(x, self.weight, self.bias) end
 function nn.Linear:extra_repr()
   return ('in_features=%d, out_features=%d, bias=%s'):format(self.in_features, self.out_features,
     show(self.bias ~= nil))
-end
-
-local modes = { zeros = 'constant', reflect = 'reflect', replicate = 'replicate', circular = 'circular' }
-
--- What a convolution with `padding` (a number, a pair, 'same' or 'valid') adds: {left, right, top,
--- bottom} where it has to be added before, and else the pair {height, width}.
-local function padding_of(self)
-  local before, after = { 0, 0 }, { 0, 0 }
-  if self.padding == 'same' then
-    for d = 1, 2 do
-      if self.stride[d] ~= 1 then fail "Conv2d: padding 'same' needs a stride of 1" end
-      local total = self.dilation[d] * (self.kernel_size[d] - 1)
-      before[d] = math.floor(total / 2)
-      after[d] = total - before[d]
-    end
-  elseif self.padding ~= 'valid' then
-    self.padding = pair(self.padding)
-    for d = 1, 2 do
-      before[d] = count('Conv2d', 'padding', self.padding[d])
-      after[d] = before[d]
-    end
-  end
-  local even = before[1] == after[1] and before[2] == after[2]
-  if self.padding_mode == 'zeros' and even then return nil, before end
-  return { before[2], after[2], before[1], after[1] }
-end
-
--- Convolution over images (N, C, H, W); weight (out_channels, in_channels / groups, kh, kw). padding
--- may be 'same' or 'valid'; padding_mode is 'zeros', 'reflect', 'replicate' or 'circular'.
-nn.Conv2d = Module:extend 'Conv2d'
-function nn.Conv2d:init(in_channels, out_channels, kernel_size, ...)
-  local o = arguments('Conv2d', { 'stride', 'padding', 'dilation', 'groups', 'bias', 'padding_mode' },
-    { stride = 1, padding = none, dilation = 1, groups = 1, bias = true, padding_mode = 'zeros' }, ...)
-  self.in_channels = count('Conv2d', 'in_channels', in_channels, 1)
-  self.out_channels = count('Conv2d', 'out_channels', out_channels, 1)
-  if in_channels % o.groups ~= 0 or out_channels % o.groups ~= 0 then
-    fail('Conv2d: in_channels %d and out_channels %d must be divisible by groups %d', in_channels,
-      out_channels, o.groups)
-  end
-  self.kernel_size, self.groups = pair(kernel_size), o.groups
-  self.stride, self.dilation, self.padding_mode = pair(o.stride), pair(o.dilation), o.padding_mode
-  options.choice('Conv2d', 'padding_mode', o.padding_mode,
-    { 'zeros', 'reflect', 'replicate', 'circular' })
-  local kh = count('Conv2d', 'kernel_size', self.kernel_size[1], 1)
-  local kw = count('Conv2d', 'kernel_size', self.kernel_size[2], 1)
-  self.padding = o.padding or 0
-  local pad, amounts = padding_of(self)
-  local inputs = in_channels / o.groups
-  self.weight = new_weight(out_channels, inputs, kh, kw)
-  if o.bias then self.bias = new_bias(out_channels, inputs * kh * kw) end
-  self.pad_first = pad
-  self.options = { stride = self.stride, padding = pad and 0 or amounts, dilation = self.dilation,
-    groups = self.groups }
-end
-function nn.Conv2d:forward(x)
-  if self.pad_first then x = mf.pad(x, self.pad_first, { mode = modes[self.padding_mode] }) end
-  return mf.conv2d(x, self.weight, self.bias, self.options)
-end
-function nn.Conv2d:extra_repr()
-  local text = ('%d, %d, kernel_size=%s, stride=%s'):format(self.in_channels, self.out_channels,
-    show(self.kernel_size), show(self.stride))
-  local function add(name, usual)
-    local value = self[name]
-    if show(value) ~= show(usual) then text = ('%s, %s=%s'):format(text, name, show(value)) end
-  end
-  add('padding', { 0, 0 })
-  add('dilation', { 1, 1 })
-  add('groups', 1)
-  if not self.bias then text = text .. ', bias=False' end
-  add('padding_mode', 'zeros')
-  return text
 end
 
 -- -- Pooling --------------------------------------------------------------------------------------

@@ -58,8 +58,10 @@ local function channels(x) return x:size(1) end
 
 lazy('LazyLinear', nn.Linear, 'in_features', function(x) return x:size(-1) end,
   function(_, w) return w:size(1) end, one)
-lazy('LazyConv2d', nn.Conv2d, 'in_channels', function(x) return x:size(-3) end,
-  function(self, w) return w:size(1) * self.groups end, function(arguments) return arguments[1] end)
+for n = 1, 2 do
+  lazy(('LazyConv%dd'):format(n), nn[('Conv%dd'):format(n)], 'in_channels', function(x) return x:size(-1 - n) end,
+    function(self, w) return w:size(1) * self.groups end, function(arguments) return arguments[1] end)
+end
 for _, name in ipairs { 'BatchNorm1d', 'BatchNorm2d', 'BatchNorm3d' } do
   lazy('Lazy' .. name, nn[name], 'num_features', channels, function(_, w) return w:size(0) end, one)
 end

@@ -1,4 +1,4 @@
--- Matrix products and attention, composed.
+-- Matrix products, convolutions and attention, composed.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
 local fail = options.fail
@@ -7,6 +7,8 @@ local Tensor = mf.Tensor
 local function want_tensor(op, name, x)
   if not mf.is_tensor(x) then fail('%s: %s must be a tensor, is a %s', op, name, type(x)) end
 end
+
+-- -- Products -------------------------------------------------------------------------------------
 
 -- Products of operands of a fixed number of dims: matmul that refuses others.
 local function product(name, a_dims, b_dims)
@@ -34,6 +36,92 @@ function mf.outer(a, b)
   return a:unsqueeze(1) * b
 end
 Tensor.outer = mf.outer
+
+-- -- Convolutions ---------------------------------------------------------------------------------
+
+-- One number, or a table of n, as n numbers of at least `least`.
+local function numbers(op, name, v, n, least)
+  local list = {}
+  for d = 1, n do
+    list[d] = options.count(op, name, type(v) == 'table' and v[d] or v, least)
+  end
+  if type(v) == 'table' and #v ~= n then fail('%s: %s must have %d numbers, has %d', op, name, n, #v) end
+  return list
+end
+
+local function want_dims(op, name, x, low, high)
+  want_tensor(op, name, x)
+  if x:dim() >= low and x:dim() <= high then return end
+  fail('%s: %s must have %s dims, has %d', op, name, low == high and low or low .. ' or ' .. high, x:dim())
+end
+
+-- As images of height 1.
+local function flat(t) return t:unsqueeze(-2) end
+
+-- Cross-correlation of x (N, C, L) or (C, L) with w (O, C / groups, k), plus b (O).
+function mf.conv1d(x, w, b, o)
+  o = options('conv1d', o, { stride = 1, padding = 0, dilation = 1, groups = 1 })
+  want_dims('conv1d', 'x', x, 2, 3)
+  want_dims('conv1d', 'w', w, 3, 3)
+  return mf.conv2d(flat(x), flat(w), b, {
+    stride = { 1, numbers('conv1d', 'stride', o.stride, 1, 1)[1] },
+    padding = { 0, numbers('conv1d', 'padding', o.padding, 1)[1] },
+    dilation = { 1, numbers('conv1d', 'dilation', o.dilation, 1, 1)[1] }, groups = o.groups }):squeeze(-2)
+end
+
+-- What conv2d's x is to the gradient of its result, as a layer of its own.
+local function transpose2d(op, x, w, b, stride, padding, output_padding, dilation, groups)
+  local size = {}
+  for d = 1, 2 do
+    if output_padding[d] >= math.max(stride[d], dilation[d]) then
+      fail('%s: output_padding must be smaller than stride or dilation, is %d', op, output_padding[d])
+    end
+    size[d] = (x:size(d - 3) - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w:size(d + 1) - 1)
+      + output_padding[d] + 1
+    if size[d] < 0 then fail('%s: the result would have a size of %d', op, size[d]) end
+  end
+  if x.dtype ~= w.dtype then
+    fail('%s: x and w must have one dtype, are %s and %s', op, tostring(x.dtype), tostring(w.dtype))
+  end
+  if w:size(0) % options.count(op, 'groups', groups, 1) ~= 0 then
+    fail('%s: groups is %d; it must divide the %d input channels', op, groups, w:size(0))
+  end
+  if x:size(-3) ~= w:size(0) then
+    fail('%s: x has %d channels, but w (in, out / groups, ...) takes %d', op, x:size(-3), w:size(0))
+  end
+  local y = mf._conv2d_input(x, w, { size = size, stride = stride, padding = padding, dilation = dilation,
+    groups = groups })
+  if not b then return y end
+  want_dims(op, 'b', b, 1, 1)
+  if b:size(0) ~= y:size(-3) then fail('%s: b has %d numbers for %d channels', op, b:size(0), y:size(-3)) end
+  return y + b:reshape(-1, 1, 1)
+end
+
+local transpose_options = { stride = 1, padding = 0, output_padding = 0, groups = 1, dilation = 1 }
+
+-- The transpose of conv2d: x (N, C, H, W) or (C, H, W), w (C, O / groups, kh, kw), b (O). H becomes
+-- (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1.
+function mf.conv_transpose2d(x, w, b, o)
+  local op = 'conv_transpose2d'
+  o = options(op, o, transpose_options)
+  want_dims(op, 'x', x, 3, 4)
+  want_dims(op, 'w', w, 4, 4)
+  return transpose2d(op, x, w, b, numbers(op, 'stride', o.stride, 2, 1), numbers(op, 'padding', o.padding, 2),
+    numbers(op, 'output_padding', o.output_padding, 2), numbers(op, 'dilation', o.dilation, 2, 1), o.groups)
+end
+
+-- The transpose of conv1d, as conv_transpose2d.
+function mf.conv_transpose1d(x, w, b, o)
+  local op = 'conv_transpose1d'
+  o = options(op, o, transpose_options)
+  want_dims(op, 'x', x, 2, 3)
+  want_dims(op, 'w', w, 3, 3)
+  return transpose2d(op, flat(x), flat(w), b, { 1, numbers(op, 'stride', o.stride, 1, 1)[1] },
+    { 0, numbers(op, 'padding', o.padding, 1)[1] }, { 0, numbers(op, 'output_padding', o.output_padding, 1)[1] },
+    { 1, numbers(op, 'dilation', o.dilation, 1, 1)[1] }, o.groups):squeeze(-2)
+end
+
+-- -- Attention ------------------------------------------------------------------------------------
 
 -- The weights of attention as one matrix: softmax of scale q k' with a mask, bool (true: seen) or
 -- float (added). Rows that see nothing are 0.

@@ -326,12 +326,10 @@ end)
 -- Differences of neighbours along dim, n times.
 both('diff', function(x, ...)
   local o = options.arguments('diff', { 'n', 'dim' }, { n = 1, dim = -1 }, ...)
-  if o.n == 0 then return x:clone() end
-  for _ = 1, o.n do
-    local size = x:size(o.dim)
-    if size == 0 then break end
-    x = x:narrow(o.dim, 1, size - 1) - x:narrow(o.dim, 0, size - 1)
-  end
+  local n, size = options.count('diff', 'n', o.n), x:size(o.dim)
+  if n == 0 then return x:clone() end
+  if n >= size then return x:narrow(o.dim, 0, 0) end
+  for k = size - 1, size - n, -1 do x = x:narrow(o.dim, 1, k) - x:narrow(o.dim, 0, k) end
   return x
 end)
 -- Places (2, n) of the lower triangle of a matrix, row by row.

@@ -62,6 +62,7 @@ function options.describe(value)
   if value == nil then return 'nil' end
   if type(value) == 'number' or type(value) == 'boolean' then return tostring(value) end
   if type(value) == 'string' then return ("'%s'"):format(value) end
+  if type(value) == 'userdata' and require 'moonflow.core'.is_tensor(value) then return 'a tensor' end
   return 'a ' .. type(value)
 end
 local describe = options.describe

@@ -3,8 +3,11 @@
 -- initial values, dropout, errors.
 local mf = require 'moonflow'
 local nn = mf.nn
-local cases = dofile 'spec/nn/layers.lua'
-local tensors = mf.load 'spec/nn/layers.safetensors'
+local cases, tensors = {}, {}
+for _, file in ipairs { 'spec/nn/layers', 'spec/nn/later' } do
+  for _, case in ipairs(dofile(file .. '.lua')) do cases[#cases + 1] = case end
+  for key, t in pairs(mf.load(file .. '.safetensors')) do tensors[key] = t end
+end
 
 local function close(what, got, want)
   assert(got, what .. ' is missing')
@@ -48,9 +51,26 @@ local function inputs_of(case)
   return list
 end
 
+-- What a call returns, with what is in tables.
+local function flat(...)
+  local list = {}
+  for k = 1, select('#', ...) do
+    local value = select(k, ...)
+    if mf.is_tensor(value) then list[#list + 1] = value
+    else
+      for _, t in ipairs(value) do list[#list + 1] = t end
+    end
+  end
+  return list
+end
+
+local function call_of(case)
+  return assert(loadstring('local m, a, b, c = ... return ' .. case.call, '=' .. case.name))
+end
+
 local function check(case)
   local m, inputs, outs = make(case), inputs_of(case), nil
-  for _ = 1, case.calls do outs = { m(unpack(inputs)) } end
+  for _ = 1, case.calls do outs = case.call and flat(call_of(case)(m, unpack(inputs))) or { m(unpack(inputs)) } end
   assert.equal(case.outs, #outs)
   local loss
   for k, out in ipairs(outs) do
@@ -114,6 +134,10 @@ describe('initial values', function()
     local conv = nn.Conv2d(8, 200, { 3, 5 }, { groups = 2 })
     uniform(conv.weight, 1 / math.sqrt(4 * 15))
     uniform(conv.bias, 1 / math.sqrt(4 * 15))
+    local transposed = nn.ConvTranspose1d(8, 200, 5, { groups = 2 })
+    uniform(transposed.weight, 1 / math.sqrt(100 * 5))
+    uniform(transposed.bias, 1 / math.sqrt(100 * 5))
+    for _, p in ipairs(nn.LSTM(50, 25):parameters()) do uniform(p, 1 / 5) end
     normal(nn.Embedding(100, 50).weight, 1)
     local padded = nn.Embedding(10, 4, { padding_idx = 3 })
     assert.same({ 0, 0, 0, 0 }, padded.weight[3]:tolist())
@@ -254,6 +278,23 @@ describe('wrong arguments', function()
       function() nn.Conv2d(1, 1, 3, { padding = 'same', stride = 2 }) end)
     fails('Conv2d: padding_mode must be one of zeros', function() nn.Conv2d(1, 1, 3, { padding_mode = 'mirror' }) end)
     fails('Conv2d: padding must be a whole number', function() nn.Conv2d(1, 1, 3, { padding = 'sam' }) end)
+    fails('conv1d: x must have 2 or 3 dims, has 4', function() nn.Conv1d(2, 3, 2)(mf.ones(1, 2, 4, 4)) end)
+    fails('Conv1d: kernel_size must have 1 numbers, has 2', function() nn.Conv1d(2, 3, { 1, 2 }) end)
+    local up = nn.ConvTranspose2d(2, 3, 3, { stride = 2 })
+    fails('ConvTranspose2d: output_size must be 9 to 10 in dim 1, is 12',
+      function() up(mf.ones(2, 4, 4), { 9, 12 }) end)
+    fails('conv_transpose2d: x has 3 channels, but w (in, out / groups, ...) takes 2',
+      function() up(mf.ones(3, 4, 4)) end)
+    fails('conv_transpose2d: x and w must have one dtype', function() up(mf.ones(2, 4, 4):double()) end)
+    fails('conv_transpose2d: output_padding must be smaller than stride or dilation, is 1',
+      function() nn.ConvTranspose2d(2, 3, 3, { output_padding = 1 })(mf.ones(2, 4, 4)) end)
+    local lstm = nn.LSTM(3, 4)
+    fails('LSTM: the input has 4 features, input_size is 3', function() lstm(mf.ones(5, 2, 4)) end)
+    fails('LSTM: the state must be {h, c}, is a tensor', function() lstm(mf.ones(5, 2, 3), mf.ones(1, 2, 4)) end)
+    fails('LSTM: c must have the shape (1, 2, 4), has (1, 3, 4)',
+      function() lstm(mf.ones(5, 2, 3), { mf.ones(1, 2, 4), mf.ones(1, 3, 4) }) end)
+    fails('LSTM: the input is a sequence of length 0', function() lstm(mf.ones(0, 2, 3)) end)
+    fails("GRU: there is no option 'proj_size'", function() nn.GRU(3, 4, { proj_size = 2 }) end)
     fails('BatchNorm2d: x has shape (2, 3); it must have 4 dims', function() nn.BatchNorm2d(3)(mf.ones(2, 3)) end)
     fails('BatchNorm2d: momentum must be a number', function() nn.BatchNorm2d(3, { momentum = 'x' }) end)
     fails('GroupNorm: num_channels 5 is not divisible by num_groups 2', function() nn.GroupNorm(2, 5) end)

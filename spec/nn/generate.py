@@ -2,7 +2,7 @@
 """Layers and losses of PyTorch as cases for spec/nn_values_spec.lua, and the parameters that its
 optimisers leave after each of 20 steps for spec/optim_values_spec.lua.
 
-    python3 spec/nn/generate.py       writes layers, more and optim .lua and .safetensors
+    python3 spec/nn/generate.py       writes layers, more, optim and later .lua and .safetensors
 
 A case of layers: how the module is made in Lua and in Python, its state before (NAME/state/KEY), inputs
 (NAME/in/K; those of float dtype get a gradient), outputs of each of its calls (NAME/out/K), gradients of
@@ -37,7 +37,8 @@ def labels(high, *size):
     return torch.randint(0, high, size)
 
 
-def layer(name, lua, module, inputs, eval_mode=False, calls=1, kwargs=None, lua_options='', train_dropout=False):
+def layer(name, lua, module, inputs, eval_mode=False, calls=1, kwargs=None, lua_options='', train_dropout=False,
+          call=None, lua_call=None):
     kwargs = kwargs or {}
     with torch.no_grad():
         for p in module.parameters():
@@ -57,7 +58,7 @@ def layer(name, lua, module, inputs, eval_mode=False, calls=1, kwargs=None, lua_
             named.append(key)
     outs = []
     for _ in range(calls):
-        out = module(*inputs, **kwargs)
+        out = call(module, *inputs) if call else module(*inputs, **kwargs)
         outs = [o for o in (out if isinstance(out, tuple) else (out,)) if o is not None]
     for k, o in enumerate(outs):
         put(f'{name}/out/{k}', o)
@@ -75,7 +76,8 @@ def layer(name, lua, module, inputs, eval_mode=False, calls=1, kwargs=None, lua_
         put(f'{name}/after/{key}', b)
     text = (f"  {{ name = [==[{name}]==], lua = [==[{lua}]==], inputs = {len(inputs)}, outs = {len(outs)}, calls = {calls}, "
             f"eval = {'true' if eval_mode else 'false'}, options = [==[{lua_options}]==], "
-            f"named = {{ {', '.join(repr(n) for n in named)} }},\n    text = [==[{module}]==] }},")
+            f"named = {{ {', '.join(repr(n) for n in named)} }},"
+            + (f" call = [==[{lua_call}]==]," if lua_call else '') + f"\n    text = [==[{module}]==] }},")
     lines.append(text)
 
 
@@ -388,4 +390,61 @@ for options in [{}, {'lr': 0.1}, {'lr': 0.1, 'betas': (0.5, 0.8)}, {'lr': 0.1, '
 
 save_file(tensors, os.path.join(here, 'optim.safetensors'))
 with open(os.path.join(here, 'optim.lua'), 'w') as f:
+    f.write('return {\n' + '\n'.join(lines) + '\n}\n')
+
+# -- Layers that came later, with a random stream of their own ------------------------------------------
+tensors, lines = {}, []
+torch.manual_seed(2)
+
+
+def flat(out):
+    return tuple(t for o in out for t in (flat(o) if isinstance(o, tuple) else (o,))) if isinstance(out, tuple) else (out,)
+
+
+layer('conv1d', 'nn.Conv1d(2, 4, 3)', nn.Conv1d(2, 4, 3), [randn(2, 2, 7)])
+layer('conv1d-more', "nn.Conv1d(4, 6, 3, {stride = 2, padding = {2}, dilation = 2, groups = 2, bias = false})",
+      nn.Conv1d(4, 6, 3, 2, 2, 2, 2, False), [randn(3, 4, 9)])
+layer('conv1d-same', "nn.Conv1d(2, 3, 4, {padding = 'same', padding_mode = 'reflect'})",
+      nn.Conv1d(2, 3, 4, padding='same', padding_mode='reflect'), [randn(2, 2, 7)])
+layer('conv1d-unbatched', 'nn.Conv1d(2, 3, 2)', nn.Conv1d(2, 3, 2), [randn(2, 5)])
+layer('conv2d-unbatched', 'nn.Conv2d(2, 3, 2)', nn.Conv2d(2, 3, 2), [randn(2, 5, 4)])
+layer('conv_transpose2d', 'nn.ConvTranspose2d(3, 4, 3)', nn.ConvTranspose2d(3, 4, 3), [randn(2, 3, 4, 5)])
+layer('conv_transpose2d-more',
+      'nn.ConvTranspose2d(4, 6, {3, 2}, {stride = {2, 3}, padding = {1, 0}, output_padding = {1, 2}, groups = 2, bias = false})',
+      nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), 2, False), [randn(2, 4, 3, 4)])
+layer('conv_transpose2d-dilation', 'nn.ConvTranspose2d(2, 3, 3, 2, 1, 1, 1, true, 2)',
+      nn.ConvTranspose2d(2, 3, 3, 2, 1, 1, 1, True, 2), [randn(2, 3, 4)])
+layer('conv_transpose2d-size', 'nn.ConvTranspose2d(2, 3, 3, {stride = 2, padding = 1})',
+      nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1), [randn(2, 2, 3, 4)],
+      call=lambda m, x: m(x, output_size=[6, 7]), lua_call='m(a, {6, 7})')
+layer('conv_transpose1d', 'nn.ConvTranspose1d(4, 6, 3, {stride = 2, padding = 1, output_padding = 1, groups = 2})',
+      nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2), [randn(2, 4, 5)])
+for name in 'RNN', 'GRU', 'LSTM':
+    cls = getattr(nn, name)
+    lstm = name == 'LSTM'
+    state = lambda *size: [randn(*size) for _ in range(2 if lstm else 1)]
+    with_state = lambda m, x, *h: flat(m(x, h if lstm else h[0]))
+    lua_state = 'm(a, {b, c})' if lstm else 'm(a, b)'
+    without = dict(call=lambda m, x: flat(m(x)), lua_call='m(a)')
+    given = dict(call=with_state, lua_call=lua_state)
+    layer(name, f'nn.{name}(3, 4)', cls(3, 4), [randn(5, 2, 3)], **without)
+    layer(name + '-state', f'nn.{name}(3, 4)', cls(3, 4), [randn(5, 2, 3)] + state(1, 2, 4), **given)
+    layer(name + '-more', f'nn.{name}(3, 4, {{num_layers = 2, bidirectional = true, batch_first = true, bias = false}})',
+          cls(3, 4, 2, bidirectional=True, batch_first=True, bias=False), [randn(2, 5, 3)] + state(4, 2, 4), **given)
+    layer(name + '-unbatched', f'nn.{name}(3, 4, 2)', cls(3, 4, 2), [randn(5, 3)] + state(2, 4), **given)
+    layer(name + '-eval', f'nn.{name}(3, 4, {{num_layers = 2, dropout = 0.5}})', cls(3, 4, 2, dropout=0.5),
+          [randn(5, 2, 3)], eval_mode=True, **without)
+    cell = getattr(nn, name + 'Cell')
+    layer(name + 'Cell', f'nn.{name}Cell(3, 4)', cell(3, 4), [randn(2, 3)], **without)
+    layer(name + 'Cell-state', f'nn.{name}Cell(3, 4, false)', cell(3, 4, False), [randn(2, 3)] + state(2, 4), **given)
+    layer(name + 'Cell-unbatched', f'nn.{name}Cell(3, 4)', cell(3, 4), [randn(3)] + state(4), **given)
+layer('RNN-relu', "nn.RNN(3, 4, {nonlinearity = 'relu'})", nn.RNN(3, 4, nonlinearity='relu'), [randn(5, 2, 3)],
+      call=lambda m, x: flat(m(x)), lua_call='m(a)')
+layer('RNNCell-relu', "nn.RNNCell(3, 4, {nonlinearity = 'relu'})", nn.RNNCell(3, 4, nonlinearity='relu'), [randn(2, 3)])
+layer('LSTM-projected', 'nn.LSTM(3, 5, {num_layers = 2, bidirectional = true, proj_size = 2})',
+      nn.LSTM(3, 5, 2, bidirectional=True, proj_size=2), [randn(4, 2, 3), randn(4, 2, 2), randn(4, 2, 5)],
+      call=lambda m, x, h, c: flat(m(x, (h, c))), lua_call='m(a, {b, c})')
+
+save_file(tensors, os.path.join(here, 'later.safetensors'))
+with open(os.path.join(here, 'later.lua'), 'w') as f:
     f.write('return {\n' + '\n'.join(lines) + '\n}\n')
