@@ -151,6 +151,24 @@ describe('cosine_similarity', function()
   end)
 end)
 
+describe('diff', function()
+  it('has nothing left after as many rounds as there are elements, however many more are asked for', function()
+    local x = mf.ones(2, 100000):requires_grad_()
+    local start = os.clock()
+    for _, n in ipairs { 100000, 2 ^ 53, math.huge } do
+      assert.equal('(2, 0)', tostring(x:diff(n).shape))
+      assert.equal('(0, 100000)', tostring(x:diff(n, 0).shape))
+    end
+    assert(os.clock() - start < 5)
+    x:diff(200000):sum():backward()
+    assert.equal(0, x.grad:abs():sum():item())
+    for _, n in ipairs { 1.5, -1, 0 / 0 } do
+      local ok, text = pcall(x.diff, x, n)
+      assert(not ok and text:find('diff: n must be a whole number', 1, true), text)
+    end
+  end)
+end)
+
 describe('what changes nothing', function()
   it('gives memory of its own', function()
     local x = mf.tensor { 1, 2 }

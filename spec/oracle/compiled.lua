@@ -1,5 +1,7 @@
--- The same call as a compiled step, forward and backward: bit for bit what it gives by itself. Tensors are
--- arguments of the step; those that the op writes are captured, so that both ways in are covered.
+-- The same call as a compiled step, forward and backward: bit for bit what it gives by itself, or where
+-- passes may change the order of sums, `near` (relative). Tensors are arguments of the step; those that the
+-- op writes are captured, so that both ways in are covered. `how`: {memory = a function that puts a tensor
+-- into other memory, passes = of mf.compile, near = }.
 local mf = require 'moonflow'
 local Gradient = require 'spec.oracle.gradient'
 local Run = require 'spec.oracle.run'
@@ -25,7 +27,7 @@ local function call(op, args)
 end
 
 -- Results of f(tensors) compiled, with those in `captured` (by slot) not arguments.
-local function compile_and_run(tensors, captured, f)
+local function compile_and_run(tensors, captured, passes, f)
   local at, given = {}, {}
   for k, t in ipairs(tensors) do
     if not captured[k] then
@@ -37,14 +39,14 @@ local function compile_and_run(tensors, captured, f)
     local all = { unpack(tensors) }
     for i, k in ipairs(at) do all[k] = (select(i, ...)) end
     return f(all)
-  end)
+  end, { passes = passes })
   return step(unpack(given))
 end
 
-local function compare(op, args, got, want, what)
+local function compare(op, args, got, want, what, near)
   if #got ~= #want then error(('%s: %s: %d results, not %d'):format(op.name, what, #got, #want), 0) end
   for k = 1, #want do
-    local wrong = Values.difference(got[k], want[k], 0, 0)
+    local wrong = Values.difference(got[k], want[k], near, near)
     if wrong then
       error(('%s: %s: %s %s'):format(op.name, what, Run.result_name(op, args, k) or 'result ' .. k, wrong), 0)
     end
@@ -53,9 +55,9 @@ end
 
 local function as_it_is(t) return t end
 
--- Outputs, then what was written, of one case, its tensors put into other memory by `memory`, where given.
-function Compiled.check_forward(op, args, memory)
-  memory = memory or as_it_is
+-- Outputs, then what was written, of one case.
+function Compiled.check_forward(op, args, how)
+  local memory = how.memory or as_it_is
   op = without_generator(op)
   local slots = Run.tensors(op, args)
   local function sides()
@@ -80,13 +82,13 @@ function Compiled.check_forward(op, args, memory)
   local want = results(call(op, on(tensors)), tensors, written)
   tensors, written = sides()
   mf.manual_seed(7)
-  local outputs = compile_and_run(tensors, written, function(all) return call(op, on(all)) end)
-  compare(op, args, results(outputs, tensors, written), want, 'compiled')
+  local outputs = compile_and_run(tensors, written, how.passes, function(all) return call(op, on(all)) end)
+  compare(op, args, results(outputs, tensors, written), want, 'compiled', how.near or 0)
 end
 
 -- Gradients by the float inputs that the op's gradient serves.
-function Compiled.check_backward(op, args, exempt, memory)
-  memory = memory or as_it_is
+function Compiled.check_backward(op, args, exempt, how)
+  local memory = how.memory or as_it_is
   op = without_generator(op)
   local slots, served, leaves = Run.tensors(op, args), {}, {}
   for _, k in ipairs(Gradient.slots(op, args)) do
@@ -110,8 +112,8 @@ function Compiled.check_backward(op, args, exempt, memory)
   mf.manual_seed(7)
   local want = gradients(tensors)
   mf.manual_seed(7)
-  local got = compile_and_run(tensors, {}, gradients)
-  compare({ name = op.name, n_outputs = -1 }, args, got, want, 'gradients, compiled')
+  local got = compile_and_run(tensors, {}, how.passes, gradients)
+  compare({ name = op.name, n_outputs = -1 }, args, got, want, 'gradients, compiled', how.near or 0)
   return #want > 0 and 1 or 0
 end
 
