@@ -255,7 +255,8 @@ local modules = {
   utils = { 'utils', 'utils', function() return mf.utils end },
   amp = { 'amp', 'amp', function() return mf.amp end },
 }
-local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'nn.parallel', 'comm', 'utils', 'amp' }
+local order = { 'nn', 'optim', 'optim.lr_scheduler', 'data', 'nn.init', 'nn.utils', 'nn.parallel', 'comm', 'utils',
+  'amp' }
 
 -- -- Classes and their methods --------------------------------------------------------------------
 
