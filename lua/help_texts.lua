@@ -294,7 +294,8 @@ for n, over in pairs { 'sequences (N, C, L) or (C, L)', 'images (N, C, H, W) or 
     .. 'groups = 1, bias = true, dilation = 1, padding_mode = \'zeros\'})\n\nTransposed convolution over %s: '
     .. 'what gives the input of a Conv%dd its gradient; weight (in_channels, out_channels / groups, %s). '
     .. '%s becomes (%s - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1; '
-    .. 'm(x, output_size) chooses the output_padding.'):format(name, over, n, image and 'kh, kw' or 'k', image and 'H' or 'L', image and 'H' or 'L')
+    .. 'm(x, output_size) chooses the output_padding.'):format(name, over, n,
+    image and 'kh, kw' or 'k', image and 'H' or 'L', image and 'H' or 'L')
 end
 local adam = 'optim.%s(params, {lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = %s, '
   .. 'amsgrad = false, maximize = false})\n\n%s'
