@@ -67,6 +67,12 @@ function prompt.evaluate(chunk, text)
   return finish(text:find(';%s*$') ~= nil, xpcall(chunk, explain))
 end
 
+-- What ranks of a job wait for in the same input does not come any more.
+local function tell_ranks(message)
+  local mf = package.loaded.moonflow
+  if mf then mf._comm_fail(tostring(message):match '^[^\n]*') end
+end
+
 local function complain(message)
   io.stdout:flush()
   io.stderr:write(message, '\n')
@@ -79,10 +85,7 @@ local function input(read)
   local text
   while true do
     local line = read(text and NEXT or FIRST)
-    if line == false then
-      io.write('\n')
-      return false
-    end
+    if line == false then return false end
     if line == nil and not text then return nil end
     text = text and text .. '\n' .. (line or '') or line
     local chunk, incomplete, message = prompt.compile(text)
@@ -94,8 +97,9 @@ local function input(read)
   end
 end
 
--- The loop. read(prompt) returns a line, nil at the end, or false when the user wants to drop the
--- input so far. There are globals `help`, `quit` and `exit`, unless the user has them.
+-- The loop. Of a job's ranks all run it, with the same lines. read(prompt) returns a line, nil at the end,
+-- or false when the user wants to drop the input so far. There are globals `help`, `quit` and `exit`, unless
+-- the user has them.
 function prompt.run(read)
   local warned = false
   if rawget(_G, 'help') == nil then
@@ -114,14 +118,16 @@ function prompt.run(read)
     if chunk == nil then break end
     if chunk then
       local ok, message = prompt.evaluate(chunk, text)
-      if not ok then complain(message) end
+      if not ok then
+        tell_ranks(message)
+        complain(message)
+      end
       if ok and not warned and text:find '^%s*local%s' then
         warned = true
         complain "a local lasts for one input only; without 'local' the value is kept"
       end
     end
   end
-  if not left then io.write('\n') end
 end
 
 return prompt

@@ -172,6 +172,81 @@ describe('the launcher', function()
     assert.truthy(err:find("RANK must be a whole number from 0, is 'x'", 1, true), err)
   end)
 
+  -- What ranks show, without the first line and the prompts; by rank and as it came.
+  local function prompt(input, options)
+    file('input', input)
+    local out, err, rc = sh(('$M -n 2 -i %s < $D/input'):format(options or ''))
+    return (out:gsub('^moonflow[^\n]*\n', ''):gsub('>+ ', '')), err, rc
+  end
+
+  it('has a prompt whose lines run on all ranks', function()
+    local out, err, rc = prompt [[
+x = mf.comm.all_reduce(mf.ones(2) * (mf.rank() + 1))
+x:sum():item()
+for i = 1, 2 do
+  print(i)
+end
+if mf.rank() == 0 then io.write 'no end' end
+mf.world_size();
+quit()
+print 'not reached']]
+    assert.same({ '', 0 }, { err, rc })
+    assert.equal('[rank 0] 1\n[rank 0] 2\n[rank 0] 6\n[rank 0] no end\n[rank 1] 1\n[rank 1] 2\n[rank 1] 6', sorted(out))
+    out = prompt('print(n)\n', [[-e "n = require 'moonflow'.rank()"]])
+    assert.equal('[rank 0] 0\n[rank 1] 1', sorted(out))
+    file('set.lua', 'n = arg[1]')
+    out = prompt('n', '$D/set.lua a')
+    assert.equal('[rank 0] a\n[rank 1] a', sorted(out))
+    out, err, rc = sh "echo 'print(...)' | $M -n 2 - b; echo 'print(2)' | $M -n 2; $M -n 2 < /dev/null"
+    assert.equal('[rank 0] 2\n[rank 0] b\n[rank 1] 2\n[rank 1] b', sorted(out))
+    assert.same({ '', 0 }, { err, rc })
+    err = select(2, sh '$M -n 1 --nnodes 2 --node-rank 0 --master h:1 -i < /dev/null')
+    assert.equal('moonflow: a prompt is for the ranks of one node\n', err)
+  end)
+
+  it('keeps ranks at the prompt in step when lines fail on one', function()
+    local out, err, rc = prompt [[
+t = mf.ones(1)
+if mf.rank() == 1 then error 'of one' end
+if mf.rank() == 1 then error 'before' end; mf.comm.all_reduce(t)
+mf.comm.all_reduce(t):item()
+if mf.rank() == 0 then mf.comm.barrier() else mf.comm.all_reduce(t) end
+model = mf.nn.parallel.DistributedDataParallel(mf.nn.Linear(1, 1))
+model(mf.full({ 1, 1 }, mf.rank())):sum():backward()
+model.module.weight.grad:item()
+x = y z
+mf.comm.all_reduce(t):item()
+]]
+    assert.equal(0, rc)
+    assert.equal('[rank 0] 0.5\n[rank 0] 2\n[rank 0] 4\n[rank 1] 0.5\n[rank 1] 2\n[rank 1] 4', sorted(out))
+    assert.equal(1, select(2, err:gsub('stdin:1: of one', '')))
+    assert.truthy(err:find('%[rank 0%] [^\n]*all_reduce: rank 1 on host %S+ raised an error: stdin:1: before'), err)
+    assert.equal(2, select(2, err:gsub('call different things', '')))
+    assert.equal(2, select(2, err:gsub("'=' expected near", '')))
+  end)
+
+  it('interrupts a line at the prompt on Ctrl-C, which twice leaves', function()
+    local out, err, rc = sh [[
+      mkfifo $D/keys; $M -n 2 -i < $D/keys > $D/shown 2> $D/errors & p=$!
+      exec 3> $D/keys
+      has() { for i in $(seq 200); do [ "$(grep -c "$1" $D/shown)" -ge $2 ] && return; sleep 0.05; done; }
+      echo 'mf.comm.barrier() print "in"; if mf.rank() == 0 then mf.comm.recv(1) end; while true do end' >&3
+      has in 2; kill -INT $p; sleep 1.2
+      echo 'mf.comm.all_reduce(mf.ones(1)):item()' >&3
+      has '\] 2' 2
+      echo 'f(' >&3; sleep 0.5; kill -INT $p; sleep 0.2 # drops what was begun
+      echo '7' >&3; has '\] 7' 2
+      echo 'print "again" while true do pcall(function() while true do end end) end' >&3; has again 2
+      kill -INT $p; sleep 0.3; kill -INT $p
+      wait $p; rc=$?
+      exec 3>&-
+      cat $D/shown; cat $D/errors >&2; exit $rc]]
+    assert.equal(2, select(2, out:gsub('%] 2\n', '')), out .. err)
+    assert.equal(2, select(2, out:gsub('%] 7\n', '')), out .. err)
+    assert.equal(2, select(2, err:gsub('%] [^\n]*interrupted', '')), out .. err)
+    assert.equal(130, rc)
+  end)
+
   it('refuses wrong options', function()
     for _, options in ipairs { '-n 0', '-n x', '-n', '--nnodes 2', '--nnodes 2 --node-rank 2 --master a:1',
       '--log-dir=' } do

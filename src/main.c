@@ -18,6 +18,7 @@ enum { EXIT_ERROR = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
 typedef struct Options {
   int script; /* index in argv of the script's name; argc: none */
   bool interactive, version, no_environment, has_chunk;
+  int channel; /* on which a rank asks for the lines of its prompt; -1 */
 } Options;
 
 /* What the signal handler must know. Written before the handler is installed. */
@@ -66,7 +67,8 @@ static int usage(const char *wrong) {
       "  -v          show the version\n"
       "  -h, --help  show this\n"
       "  -E          ignore environment variables\n"
-      "  -n N        run as N ranks; --log-dir DIR, --max-restarts K; on several hosts with\n"
+      "  -n N        run as N ranks; --log-dir DIR, --max-restarts K; with -i or alone a\n"
+      "              prompt whose lines run on all; on several hosts with\n"
       "              --nnodes M --node-rank I --master HOST:PORT, and MOONFLOW_KEY_FILE set to a\n"
       "              file that --make-key FILE made\n"
       "  --          end of options\n"
@@ -126,17 +128,18 @@ static ProgramResult run(mf_state *s, const Options *o, int argc, char **argv) {
   bool has_script = o->script < argc;
   program_set_arg(s, argc, argv, has_script ? o->script : 0);
   program_offer_module(s);
-  if (o->version) print_version(false);
+  if (o->version && o->channel < 0) print_version(false);
   ProgramResult result = o->no_environment ? PROGRAM_OK : program_init(s);
   if (result == PROGRAM_OK) result = run_options(s, argv, o->script);
   if (result != PROGRAM_OK) return result;
-  bool idle = !has_script && !o->has_chunk && !o->version, terminal = isatty(STDIN_FILENO);
+  bool idle = !has_script && !o->has_chunk && !o->version;
+  bool terminal = o->channel >= 0 || isatty(STDIN_FILENO);
   const char *path = has_script && strcmp(argv[o->script], "-") ? argv[o->script] : NULL;
   if (has_script || (idle && !terminal)) result = program_script(s, path);
   if (o->interactive || (idle && terminal)) {
-    if (idle) print_version(true);
+    if (idle && o->channel < 0) print_version(true);
     program_offer_module(s);
-    return program_prompt(s);
+    return program_prompt(s, o->channel);
   }
   return result;
 }
@@ -147,14 +150,18 @@ static int launch(int *argc, char **argv) {
   const char *key_path, *wrong;
   if (!launch_options(argc, argv, &job, &key_path, &wrong)) return -1;
   if (wrong) return usage(wrong);
-  if (!key_path) return launch_run(&job);
+  if (!key_path) {
+    if (job.prompts) print_version(true);
+    fflush(stdout);
+    return launch_run(&job);
+  }
   if (!launch_make_key(key_path)) return 0;
   fprintf(stderr, "moonflow: %s\n", mf_last_error());
   return EXIT_ERROR;
 }
 
 int main(int argc, char **argv) {
-  Options o = {0};
+  Options o = {.channel = launch_channel()};
   int status = launch(&argc, argv);
   if (status >= 0) return status;
   const char *wrong = parse(argc, argv, &o);

@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm.h"
 #include "host.h"
+#include "launch.h"
 #include "program.h"
 #include "state.h"
 
@@ -228,27 +230,63 @@ static int read_line(lua_State *L) {
     lua_pushboolean(L, false);
   } else if (!whole && lua_objlen(L, -1) == 0) {
     lua_pushnil(L);
+  } else {
+    return 1;
   }
+  fputc('\n', stdout);
   return 1;
 }
 
+static void drop_interrupt(void *L) {
+  host_drop_interrupt(L);
+}
+
+/* The same for a rank, whose launcher reads. */
+static int ask_line(lua_State *L) {
+  const char *shown = luaL_checkstring(L, 1);
+  int channel = (int)lua_tointeger(L, lua_upvalueindex(1));
+  for (;;) {
+    Comm *c = bind_find_state(L)->context->comm;
+    LaunchAnswer kind;
+    fflush(NULL);
+    char *text = launch_ask(channel, shown, c && comm_failed(c), drop_interrupt, L, &kind);
+    if (kind == ANSWER_LINE && text) lua_pushstring(L, text);
+    else if (kind == ANSWER_DROP) lua_pushboolean(L, false);
+    else lua_pushnil(L);
+    mem_free(text);
+    if (kind != ANSWER_RENEW) return 1;
+    if (c && comm_renew(c)) return luaL_error(L, "%s", err_text());
+    lua_settop(L, 1);
+  }
+}
+
+/* Argument: the channel. Ranks join before the first line, so that none waits in vain for one whose
+ * line raised an error. */
 static int prompt_loop(lua_State *L) {
+  int channel = (int)lua_tointeger(L, 1);
   lua_getglobal(L, "mf"); /* loads it: what is printed may be tensors */
+  if (channel >= 0) {
+    lua_getfield(L, -1, "_comm_host");
+    lua_pushinteger(L, 0);
+    lua_call(L, 1, 0);
+  }
   lua_getglobal(L, "require");
   lua_pushliteral(L, "moonflow.prompt");
   lua_call(L, 1, 1);
   lua_getfield(L, -1, "run");
-  lua_pushcfunction(L, read_line);
+  lua_pushinteger(L, channel);
+  lua_pushcclosure(L, channel < 0 ? read_line : ask_line, 1);
   lua_call(L, 1, 0);
   return 0;
 }
 
-ProgramResult program_prompt(mf_state *s) {
+ProgramResult program_prompt(mf_state *s, int channel) {
   lua_State *L = mf_state_lua(s);
   ProgramResult result;
   do { /* an interrupt between two inputs ends the loop in Lua: begin it again */
     lua_pushcfunction(L, prompt_loop);
-    result = run(L, 0);
+    lua_pushinteger(L, channel);
+    result = run(L, 1);
   } while (result == PROGRAM_INTERRUPTED);
   return result;
 }

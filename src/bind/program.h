@@ -23,8 +23,9 @@ ProgramResult program_optimise(mf_state *s, const char *flags);
 /* Runs a file, or stdin when `path` is NULL, with arg[1], arg[2], ... as its arguments. */
 ProgramResult program_script(mf_state *s, const char *path);
 
-/* Reads, evaluates and prints until the end of stdin. */
-ProgramResult program_prompt(mf_state *s);
+/* Reads, evaluates and prints until the end of stdin; of a rank, on whose channel the lines come
+ * (launch.h), else -1. */
+ProgramResult program_prompt(mf_state *s, int channel);
 
 /* Lets chunks use `mf` without requiring it. The module is loaded when one does. Ended by
  * program_script. */

@@ -73,6 +73,15 @@ Comm *comm_create(const CommApi *api, int rank, int size, const CommOptions *o) 
   return NULL;
 }
 
+static void forget(Peer *p) {
+  for (Stash *s = p->stash, *next; s; s = next) next = s->next, mem_free(s);
+  for (Edge *e = p->edges, *next; e; e = next) next = e->next, mem_free(e);
+  p->stash = NULL;
+  p->stash_end = &p->stash;
+  p->stashed = 0;
+  p->edges = NULL;
+}
+
 void comm_destroy(Comm *c) {
   for (size_t i = 0; i < c->groups.n; i++) {
     CommGroup *g = c->groups.at[i];
@@ -84,8 +93,7 @@ void comm_destroy(Comm *c) {
   vec_free(&c->groups);
   for (int i = 0; c->peers && i < c->size; i++) {
     Peer *p = &c->peers[i];
-    for (Stash *s = p->stash, *next; s; s = next) next = s->next, mem_free(s);
-    for (Edge *e = p->edges, *next; e; e = next) next = e->next, mem_free(e);
+    forget(p);
     pthread_mutex_destroy(&p->in_lock);
     pthread_mutex_destroy(&p->out_lock);
   }
@@ -99,6 +107,26 @@ void comm_group_fail(CommGroup *g, const char *what) {
   char text[SEGMENT_TEXT];
   snprintf(text, sizeof text, "rank %d on host %s %s", c->rank, comm_host(c, c->rank), what);
   comm_fail(c, text);
+}
+
+int comm_renew(Comm *c) {
+  Segment *s = c->segment;
+  if (c->api->remote && (int)s->seats < c->size)
+    return err_set(MF_EUNSUPPORTED, "comm: a job on several hosts does not survive a failure");
+  for (int i = 0; i < c->size; i++) {
+    forget(&c->peers[i]);
+    if (i != c->rank)
+      ring_clear(&s->ring[(unsigned)c->peers[i].seat * s->seats + (unsigned)c->seat]);
+  }
+  for (size_t i = 0; i < c->groups.n; i++) {
+    CommGroup *g = c->groups.at[i];
+    g->number = 0;
+    g->hash = g->id;
+    g->n_notes = 0;
+    g->notes[0] = 0;
+  }
+  segment_revive(s);
+  return 0;
 }
 
 /* A program may end while another thread of its is in a call, which must end first. */

@@ -110,6 +110,10 @@ void comm_fail(Comm *c, const char *why);
 void comm_group_fail(CommGroup *g, const char *what);
 /* The failure's code with its text as the error, or 0. */
 int comm_failed(Comm *c);
+/* After a failure that the job survives, as one at a prompt: all ranks, which share a host, call it
+ * while none is in a call, and none calls anything until all have. What was under way is dropped;
+ * groups begin anew. 0, or a code when there are other hosts. */
+int comm_renew(Comm *c);
 /* Leaves the job. Rank 0 of zmq waits until all others have left or failed. NULL is ignored. */
 void comm_close(Comm *c);
 

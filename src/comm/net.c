@@ -320,13 +320,15 @@ static void declare_dead(Net *n, int rank, const char *what) {
   segment_fail(n->c->segment, text);
 }
 
-/* Passes a failure that happened here on: to rank 0, and from there to all. */
+/* Passes a failure that happened here on: to rank 0, and from there to all. Who is on this host
+ * sees it in the segment. */
 static void tell_failure(Net *n) {
   const char *text = segment_failure(n->c->segment);
-  if (!text || n->told) return;
-  n->told = true;
+  bool told = n->told;
+  n->told = text != NULL;
+  if (!text || told) return;
   for (int i = 0; i < n->c->size; i++)
-    if (i != n->c->rank && n->dealers[i]) net_send(n, i, WIRE_FAIL, text, strlen(text));
+    if (n->c->peers[i].seat < 0 && n->dealers[i]) net_send(n, i, WIRE_FAIL, text, strlen(text));
 }
 
 static void beat(Net *n, int64_t now, int64_t pause) {

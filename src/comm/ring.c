@@ -53,3 +53,8 @@ void ring_advance(Ring *r, const Fragment *f) {
   uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
   atomic_store_explicit(&r->tail, tail + padded(f->bytes), memory_order_release);
 }
+
+void ring_clear(Ring *r) {
+  uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire);
+  atomic_store_explicit(&r->tail, head, memory_order_release);
+}

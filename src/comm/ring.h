@@ -47,5 +47,7 @@ void ring_commit(Ring *r, const Fragment *f);
 /* For one receiver at a time: the first fragment, or NULL. *bad: what is there makes no sense. */
 const Fragment *ring_first(Ring *r, bool *bad);
 void ring_advance(Ring *r, const Fragment *f);
+/* The receiver drops all there is. */
+void ring_clear(Ring *r);
 
 #endif

@@ -37,6 +37,10 @@ void segment_fail(Segment *s, const char *text) {
   for (uint32_t i = 0; i < s->seats; i++) bell_ring(&s->seat[i].bell);
 }
 
+void segment_revive(Segment *s) {
+  atomic_store(&s->failed, FAIL_NONE);
+}
+
 const char *segment_failure(Segment *s) {
   return atomic_load_explicit(&s->failed, memory_order_acquire) == FAIL_SET ? s->text : NULL;
 }

@@ -28,6 +28,8 @@ void segment_open(Segment *s, int seats);
 
 /* The first failure stays. Wakes everybody. */
 void segment_fail(Segment *s, const char *text);
+/* As if nothing had failed. */
+void segment_revive(Segment *s);
 /* The text, or NULL. */
 const char *segment_failure(Segment *s);
 

@@ -11,64 +11,37 @@
  *
  * Output goes on line by line, so that lines of several ranks do not mix. */
 #define _GNU_SOURCE
-#include "launch.h"
+#include "launch_int.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "comm.h"
 #include "err.h"
 #include "mem.h"
 
-enum { LINE_MAX_BYTES = 16 << 10, GRACE_MS = 5000, TERM_MS = 3000, STATUS_USAGE = 2 };
+enum { GRACE_MS = 5000, TERM_MS = 3000 };
 
-/* One of a rank's two streams. */
-typedef struct Output {
-  int from, to;
-  size_t n;
-  char line[LINE_MAX_BYTES];
-} Output;
-
-typedef struct Child {
-  pid_t pid; /* 0: ended */
-  int rank, status;
-  Output out[2];
-} Child;
-
-typedef struct Launcher {
-  const LaunchJob *job;
-  Child *children;
-  int signals, listen_fd, running;
-  sigset_t old_mask;
-  cpu_set_t cpus;
-  char key[COMM_KEY_BYTES], host[256], port[8];
-  Child *first;   /* that failed */
-  int stop;       /* the signal that ends the job; 0: none */
-  int64_t ending; /* since when, in ms; 0: not */
-  int hurried;    /* 1: SIGTERM was sent, 2: SIGKILL */
-} Launcher;
-
-static int64_t now_ms(void) {
+int64_t launch_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static void write_all(int fd, const char *bytes, size_t n) {
+void launch_write(int fd, const char *bytes, size_t n) {
   while (n) {
     ssize_t done = write(fd, bytes, n);
     if (done < 0 && errno != EINTR && errno != EAGAIN) return;
@@ -76,8 +49,7 @@ static void write_all(int fd, const char *bytes, size_t n) {
   }
 }
 
-static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void say(const char *format, ...) {
+void launch_say(const char *format, ...) {
   char text[600] = "moonflow: ";
   va_list args;
   va_start(args, format);
@@ -85,7 +57,7 @@ static void say(const char *format, ...) {
   va_end(args);
   if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
   text[n] = '\n';
-  write_all(STDERR_FILENO, text, (size_t)n + 1);
+  launch_write(STDERR_FILENO, text, (size_t)n + 1);
 }
 
 /* -- A rank's process -------------------------------------------------------------------------- */
@@ -133,19 +105,38 @@ static void set_environment(const Launcher *l, int rank, int local, int restart)
   }
 }
 
-static void become_rank(const Launcher *l, const Child *c, int local, int restart, int out[2]) {
+/* All of stdin, or the channel to the prompt, or neither. */
+static void open_input(const Launcher *l, int channel) {
+  char path[40] = "/dev/null";
+  if (l->input >= 0) snprintf(path, sizeof path, "/proc/self/fd/%d", l->input); /* own position */
+  int fd = open(path, O_RDONLY);
+  dup2(fd, STDIN_FILENO);
+  if (channel < 0) return;
+  fcntl(channel, F_SETFD, 0);
+  set_number("MOONFLOW_PROMPT_FD", channel);
+}
+
+static void become_rank(const Launcher *l, const Child *c, int local, int restart, int out[3]) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   sigprocmask(SIG_SETMASK, &l->old_mask, NULL);
-  int nothing = open("/dev/null", O_RDONLY);
-  dup2(nothing, STDIN_FILENO);
+  open_input(l, out[2]);
   dup2(out[0], STDOUT_FILENO);
   dup2(out[1], STDERR_FILENO);
   take_share(l, local);
   set_environment(l, c->rank, local, restart);
   execv("/proc/self/exe", l->job->argv);
-  say("cannot start rank %d: %s", c->rank, strerror(errno));
+  launch_say("cannot start rank %d: %s", c->rank, strerror(errno));
   _exit(127);
+}
+
+/* A channel to the rank's prompt; its end in *theirs, -1: there is none to be. */
+static bool open_channel(const Launcher *l, Child *c, int *theirs) {
+  int ends[2] = {-1, -1};
+  if (l->terminal && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return false;
+  c->channel = ends[0];
+  *theirs = ends[1];
+  return true;
 }
 
 /* Where a rank's output goes: a pipe to the launcher, or a file for both streams. */
@@ -156,13 +147,13 @@ static int open_output(const Launcher *l, Child *c, int restart, int out[2]) {
     snprintf(path, sizeof path, "%s/rank-%d.log", l->job->log_dir, c->rank);
     out[0] = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | (restart ? O_APPEND : O_TRUNC), 0666);
     out[1] = out[0] < 0 ? -1 : fcntl(out[0], F_DUPFD_CLOEXEC, 0);
-    if (out[1] < 0) say("%s: %s", path, strerror(errno));
+    if (out[1] < 0) launch_say("%s: %s", path, strerror(errno));
     return out[1] < 0 ? -1 : 0;
   }
   for (int k = 0; k < 2; k++) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC)) {
-      say("no more pipes: %s", strerror(errno));
+      launch_say("no more pipes: %s", strerror(errno));
       return -1;
     }
     c->out[k].from = ends[0];
@@ -175,16 +166,17 @@ static int open_output(const Launcher *l, Child *c, int restart, int out[2]) {
 
 static int start_rank(Launcher *l, int local, int restart) {
   Child *c = &l->children[local];
-  int out[2];
+  int out[3]; /* ends of its streams and of its channel */
   c->rank = l->job->node * l->job->ranks + local;
   c->status = 0;
-  if (open_output(l, c, restart, out)) return -1;
+  if (open_output(l, c, restart, out) || !open_channel(l, c, &out[2])) return -1;
   c->pid = fork();
   if (c->pid == 0) become_rank(l, c, local, restart, out);
   close(out[0]);
   close(out[1]);
+  if (out[2] >= 0) close(out[2]);
   if (c->pid < 0) {
-    say("cannot start rank %d: %s", c->rank, strerror(errno));
+    launch_say("cannot start rank %d: %s", c->rank, strerror(errno));
     c->pid = 0;
     return -1;
   }
@@ -198,7 +190,7 @@ static void put_line(const Child *c, Output *o, size_t n) {
   char line[LINE_MAX_BYTES + 32];
   int prefix = snprintf(line, 32, "[rank %d] ", c->rank);
   memcpy(line + prefix, o->line, n);
-  write_all(o->to, line, (size_t)prefix + n);
+  launch_write(o->to, line, (size_t)prefix + n);
   memmove(o->line, o->line + n, o->n - n);
   o->n -= n;
 }
@@ -219,9 +211,22 @@ static void pass_on(const Child *c, Output *o) {
   o->from = -1;
 }
 
+/* What has come, without waiting for more. */
+void launch_drain(Launcher *l) {
+  for (int i = 0; i < 2 * l->job->ranks; i++) {
+    Child *c = &l->children[i / 2];
+    Output *o = &c->out[i % 2];
+    struct pollfd f = {o->from, POLLIN, 0};
+    while (o->from >= 0 && poll(&f, 1, 0) > 0) pass_on(c, o);
+    if (o->from < 0 || !o->n) continue;
+    o->line[o->n++] = '\n';
+    put_line(c, o, o->n);
+  }
+}
+
 /* -- Ending ------------------------------------------------------------------------------------ */
 
-static void signal_all(Launcher *l, int sig) {
+void launch_signal(Launcher *l, int sig) {
   for (int i = 0; i < l->job->ranks; i++)
     if (l->children[i].pid) {
       kill(-l->children[i].pid, sig);
@@ -230,7 +235,7 @@ static void signal_all(Launcher *l, int sig) {
 }
 
 static void begin_end(Launcher *l) {
-  if (!l->ending) l->ending = now_ms();
+  if (!l->ending) l->ending = launch_now();
 }
 
 static int status_of(const Child *c) {
@@ -239,11 +244,11 @@ static int status_of(const Child *c) {
 
 static void report(const Launcher *l, const Child *c) {
   if (WIFSIGNALED(c->status))
-    say("rank %d was killed by signal %d (%s)%s", c->rank, WTERMSIG(c->status),
-        strsignal(WTERMSIG(c->status)), l->running ? "; the others end" : "");
+    launch_say("rank %d was killed by signal %d (%s)%s", c->rank, WTERMSIG(c->status),
+               strsignal(WTERMSIG(c->status)), l->running ? "; the others end" : "");
   else
-    say("rank %d ended with exit status %d%s", c->rank, WEXITSTATUS(c->status),
-        l->running ? "; the others end" : "");
+    launch_say("rank %d ended with exit status %d%s", c->rank, WEXITSTATUS(c->status),
+               l->running ? "; the others end" : "");
 }
 
 /* Whether c is the one to blame: the first that failed; or one that failed in its own way where the
@@ -274,7 +279,8 @@ static void take_signals(Launcher *l) {
   struct signalfd_siginfo s;
   while (read(l->signals, &s, sizeof s) == sizeof s) {
     if (s.ssi_signo == SIGCHLD) continue;
-    signal_all(l, l->stop ? SIGKILL : (int)s.ssi_signo);
+    if (s.ssi_signo == SIGINT && l->terminal && !l->ending && terminal_interrupt(l)) continue;
+    launch_signal(l, l->stop ? SIGKILL : (int)s.ssi_signo);
     l->stop = (int)s.ssi_signo;
     begin_end(l);
   }
@@ -283,39 +289,64 @@ static void take_signals(Launcher *l) {
 /* Milliseconds to the next thing to do, -1: none. */
 static int hurry(Launcher *l) {
   if (!l->ending) return -1;
-  int64_t at = l->ending + GRACE_MS + l->hurried * TERM_MS, rest = at - now_ms();
+  int64_t at = l->ending + GRACE_MS + l->hurried * TERM_MS, rest = at - launch_now();
   if (rest > 0) return (int)rest;
-  if (l->hurried < 2) signal_all(l, l->hurried ? SIGKILL : SIGTERM);
+  if (l->hurried < 2) launch_signal(l, l->hurried ? SIGKILL : SIGTERM);
   l->hurried++;
   return TERM_MS;
 }
 
+enum { ITEM_SIGNALS, ITEM_INPUT, ITEM_FIRST }; /* then a rank's two streams and its channel, each */
+
+/* How many of them there are; *open_ends: of streams that may still bring something. */
+static int fill_items(const Launcher *l, struct pollfd *items, int *open_ends) {
+  int count = ITEM_FIRST;
+  *open_ends = 0;
+  items[ITEM_SIGNALS] = (struct pollfd){l->signals, POLLIN, 0};
+  items[ITEM_INPUT] = (struct pollfd){terminal_input(l), POLLIN, 0};
+  for (int i = 0; i < l->job->ranks; i++) {
+    const Child *c = &l->children[i];
+    int fds[3] = {c->out[0].from, c->out[1].from, c->channel};
+    for (int k = 0; k < 3; k++) items[count++] = (struct pollfd){fds[k], POLLIN, 0};
+    *open_ends += (fds[0] >= 0) + (fds[1] >= 0);
+  }
+  return count;
+}
+
+static void serve_items(Launcher *l, const struct pollfd *items) {
+  for (int i = 0; i < 3 * l->job->ranks; i++) {
+    const struct pollfd *f = &items[ITEM_FIRST + i];
+    Child *c = &l->children[i / 3];
+    if (f->fd < 0 || !f->revents) continue;
+    if (i % 3 == 2) terminal_question(l, c);
+    else pass_on(c, &c->out[i % 3]);
+  }
+  if (items[ITEM_INPUT].fd >= 0 && items[ITEM_INPUT].revents) terminal_read(l);
+}
+
+static void close_ends(Launcher *l) {
+  for (int i = 0; i < l->job->ranks; i++) {
+    Child *c = &l->children[i];
+    for (int k = 0; k < 2; k++)
+      if (c->out[k].from >= 0) close(c->out[k].from);
+    if (c->channel >= 0) close(c->channel);
+  }
+}
+
 static int watch(Launcher *l) {
-  int n = l->job->ranks;
-  struct pollfd *items = mem_alloc(sizeof *items * (size_t)(2 * n + 1));
+  struct pollfd *items = mem_alloc(sizeof *items * (size_t)(3 * l->job->ranks + ITEM_FIRST));
   if (!items) return -1;
   for (;;) {
-    int count = 1, open_ends = 0;
-    items[0] = (struct pollfd){l->signals, POLLIN, 0};
-    for (int i = 0; i < n; i++)
-      for (int k = 0; k < 2; k++) {
-        int fd = l->children[i].out[k].from;
-        open_ends += fd >= 0;
-        items[count++] = (struct pollfd){fd, POLLIN, 0};
-      }
+    int open_ends, count = fill_items(l, items, &open_ends);
     if (!l->running && !open_ends) break;
     int wait = l->running ? hurry(l) : 500; /* who inherited a pipe may hold it open for ever */
     if (poll(items, (nfds_t)count, wait) == 0 && !l->running) break;
-    for (int i = 0; i < 2 * n; i++)
-      if (items[i + 1].fd >= 0 && items[i + 1].revents)
-        pass_on(&l->children[i / 2], &l->children[i / 2].out[i % 2]);
+    serve_items(l, items);
     take_signals(l);
     collect(l);
+    terminal_serve(l);
   }
-  for (int i = 0; i < 2 * n; i++) {
-    Output *o = &l->children[i / 2].out[i % 2];
-    if (o->from >= 0) close(o->from);
-  }
+  close_ends(l);
   mem_free(items);
   return 0;
 }
@@ -329,7 +360,7 @@ static int open_meeting(Launcher *l) {
   if (l->job->master) {
     const char *colon = strrchr(l->job->master, ':');
     if (!colon || strlen(colon) > sizeof l->port) {
-      say("--master must be HOST:PORT, is '%s'", l->job->master);
+      launch_say("--master must be HOST:PORT, is '%s'", l->job->master);
       return -1;
     }
     snprintf(l->host, sizeof l->host, "%.*s", (int)(colon - l->job->master), l->job->master);
@@ -339,7 +370,7 @@ static int open_meeting(Launcher *l) {
   l->listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (l->listen_fd < 0 || bind(l->listen_fd, (void *)&a, sizeof a) || listen(l->listen_fd, 128) ||
       getsockname(l->listen_fd, (void *)&a, &size)) {
-    say("no port to meet at: %s", strerror(errno));
+    launch_say("no port to meet at: %s", strerror(errno));
     return -1;
   }
   strcpy(l->host, "127.0.0.1");
@@ -353,26 +384,51 @@ static int attempt(Launcher *l, int restart) {
   l->first = NULL;
   l->ending = l->hurried = l->running = 0;
   l->listen_fd = -1;
-  for (int i = 0; i < n; i++) l->children[i] = (Child){.out = {{.from = -1}, {.from = -1}}};
+  for (int i = 0; i < n; i++)
+    l->children[i] = (Child){.out = {{.from = -1}, {.from = -1}}, .channel = -1};
+  if (l->terminal) *l->terminal = (Terminal){.ended = false};
   bool ok = !open_meeting(l);
   for (int i = 0; ok && i < n; i++) ok = !start_rank(l, i, restart);
   if (l->listen_fd >= 0) close(l->listen_fd);
-  if (!ok) signal_all(l, SIGKILL);
+  if (!ok) launch_signal(l, SIGKILL);
   if (watch(l)) ok = false;
   if (l->stop) return 128 + l->stop;
   return l->first ? status_of(l->first) : ok ? 0 : 1;
 }
 
+/* All of stdin, in memory from which each rank reads it by itself. */
+static bool read_input(Launcher *l) {
+  char piece[4096];
+  l->input = memfd_create("stdin", MFD_CLOEXEC);
+  for (ssize_t n; l->input >= 0 && (n = read(STDIN_FILENO, piece, sizeof piece)) != 0;) {
+    if (n > 0) launch_write(l->input, piece, (size_t)n);
+    else if (errno != EINTR) break;
+  }
+  if (l->input < 0) launch_say("no memory for the input");
+  return l->input >= 0;
+}
+
+static bool open_terminal(Launcher *l) {
+  if (l->job->nodes > 1) {
+    launch_say("a prompt is for the ranks of one node");
+    return false;
+  }
+  l->terminal = mem_zalloc(sizeof *l->terminal);
+  return l->terminal;
+}
+
 static bool prepare(Launcher *l) {
   const LaunchJob *j = l->job;
+  if (j->prompts && !open_terminal(l)) return false;
+  if (j->input && !read_input(l)) return false;
   if (sched_getaffinity(0, sizeof l->cpus, &l->cpus)) CPU_ZERO(&l->cpus);
   if (j->log_dir && mkdir(j->log_dir, 0777) && errno != EEXIST) {
-    say("%s: %s", j->log_dir, strerror(errno));
+    launch_say("%s: %s", j->log_dir, strerror(errno));
     return false;
   }
   bool own_key = j->nodes == 1 && !getenv("MOONFLOW_KEY_FILE") && !getenv("MOONFLOW_KEY");
   if (own_key && comm_make_key(l->key)) {
-    say("%s", err_text());
+    launch_say("%s", err_text());
     return false;
   }
   sigset_t mask;
@@ -388,17 +444,19 @@ static bool prepare(Launcher *l) {
 }
 
 int launch_run(const LaunchJob *job) {
-  Launcher l = {.job = job, .signals = -1};
+  Launcher l = {.job = job, .signals = -1, .input = -1};
   int status = 1;
   if (prepare(&l)) {
     for (int restart = 0;; restart++) {
       status = attempt(&l, restart);
       if (!status || l.stop || restart >= job->max_restarts) break;
-      say("restart %d of %d", restart + 1, job->max_restarts);
+      launch_say("restart %d of %d", restart + 1, job->max_restarts);
     }
     sigprocmask(SIG_SETMASK, &l.old_mask, NULL);
   }
   if (l.signals >= 0) close(l.signals);
+  if (l.input >= 0) close(l.input);
+  mem_free(l.terminal);
   mem_free(l.children);
   return status;
 }

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "launch.h"
 
@@ -51,10 +52,18 @@ static bool store(const Option *o, const char *value, LaunchJob *job) {
   return true;
 }
 
+/* What stdin is for: see main.c, which does the same with one process. */
+static void find_input(LaunchJob *job, bool interactive, bool does_other, const char *script) {
+  bool terminal = isatty(STDIN_FILENO);
+  job->idle = !does_other && !script;
+  job->prompts = interactive || (job->idle && terminal);
+  job->input = script ? !strcmp(script, "-") : job->idle && !job->prompts;
+}
+
 bool launch_options(int *argc, char **argv, LaunchJob *job, const char **key_path,
                     const char **wrong) {
   int kept = 1, i = 1;
-  bool any = false;
+  bool any = false, interactive = false, does_other = false;
   *job = (LaunchJob){.ranks = 1, .nodes = 1};
   *key_path = *wrong = NULL;
   for (; i < *argc && argv[i][0] == '-' && argv[i][1] && strcmp(argv[i], "--"); i++) {
@@ -62,6 +71,8 @@ bool launch_options(int *argc, char **argv, LaunchJob *job, const char **key_pat
     const Option *o = find(argv[i], &value);
     bool makes_key = !strcmp(argv[i], "--make-key");
     if (!o && !makes_key) {
+      interactive |= argv[i][1] == 'i';
+      does_other |= strchr("ev", argv[i][1]) != NULL;
       bool pair = argv[i][1] != '-' && strchr("elj", argv[i][1]) && !argv[i][2];
       argv[kept++] = argv[i];
       if (pair && i + 1 < *argc) argv[kept++] = argv[++i];
@@ -73,6 +84,8 @@ bool launch_options(int *argc, char **argv, LaunchJob *job, const char **key_pat
     if (makes_key) *key_path = value;
     if (!value || (o && !store(o, value, job))) *wrong = name;
   }
+  int script = i < *argc && !strcmp(argv[i], "--") ? i + 1 : i;
+  find_input(job, interactive, does_other, script < *argc ? argv[script] : NULL);
   while (i < *argc) argv[kept++] = argv[i++];
   argv[kept] = NULL;
   *argc = kept;
