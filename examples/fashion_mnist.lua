@@ -65,7 +65,6 @@ local opt = optim.AdamW(model:parameters(), { lr = o.lr })
 local loader = data.DataLoader(train, { batch_size = o.batch, shuffle = true })
 local schedule = optim.lr_scheduler.OneCycleLR(opt, o.lr,
   { epochs = o.epochs, steps_per_epoch = loader:len() })
-print(model)
 
 local function compiled(f) return o.eager and f or mf.compile(f) end
 
@@ -117,6 +116,7 @@ local function train_epoch(epoch)
 end
 
 local function run()
+  print(model)
   local done = o.resume == '' and 0 or resume(o.resume)
   local score = done >= o.epochs and accuracy()
   for epoch = done + 1, o.epochs do
