@@ -4,6 +4,7 @@
 --   moonflow examples/bench.lua WORKLOAD [--mode eager|graph] [--dtype fp32|bf16]
 --     [--channels-last] [--batch N] [--steps N] [--warmup N] [--threads N]
 --            [--loss] [--load FILE]
+--   moonflow -n N examples/bench.lua ...       N ranks, which share batch and threads
 --
 -- WORKLOAD: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch. --load takes weights and data
 -- from a file that `peer.py --export` wrote. Prints one line of JSON; gflops are those of the whole
@@ -28,8 +29,9 @@ local a = mf.cli(arg, 'Times one training step: resnet50 bert gpt2 gpt-mini mlp 
 local workload = a[1] or error('which workload? --help lists them', 0)
 if a.mode ~= 'eager' and a.mode ~= 'graph' then error('--mode ' .. a.mode .. ': eager and graph are there', 0) end
 if a.dtype ~= 'fp32' and a.dtype ~= 'bf16' then error('--dtype ' .. a.dtype .. ': fp32 and bf16 are there', 0) end
-mf.set_num_threads(a.threads)
-mf.manual_seed(0)
+local ranks = mf.world_size()
+mf.set_num_threads(math.max(1, math.floor(a.threads / ranks)))
+mf.manual_seed(mf.rank())
 local models = dofile((arg[0]:match '^(.*/)' or '') .. 'models.lua')
 
 -- -- Workloads: batch, then what makes model, inputs and target; the optimiser --------------------
@@ -138,7 +140,7 @@ end
 local function run()
   local w = workloads[workload] or error('unknown workload ' .. workload, 0)
   local batch = a.batch > 0 and a.batch or w[1]
-  local model, inputs, target = w[2](batch)
+  local model, inputs, target = w[2](math.floor(batch / ranks))
   if a.load ~= '' then target = load_export(a.load, model, inputs) end
   if a['channels-last'] then
     model:to { memory_format = 'channels_last' }
@@ -155,6 +157,7 @@ local function run()
     model:to(mf.bfloat16)
     for i, x in ipairs(inputs) do inputs[i] = x.dtype == mf.float32 and x:to(mf.bfloat16) or x end
   end
+  if ranks > 1 then model = mf.nn.parallel.DistributedDataParallel(model) end
   local params = model:parameters()
   local opt = w[3] == 'sgd' and optim.SGD(params, { lr = 0.01, momentum = 0.9 }) or optim.AdamW(params, { lr = 1e-4 })
   local function step(labels, ...)
@@ -186,15 +189,15 @@ local function run()
   local out = {
     { 'framework', 'moonflow' }, { 'version', mf.version or '' }, { 'workload', workload }, { 'mode', a.mode },
       { 'dtype', a.dtype },
-    { 'channels_last', a['channels-last'] }, { 'batch', batch }, { 'threads', a.threads }, { 'ranks', 1 },
+    { 'channels_last', a['channels-last'] }, { 'batch', batch }, { 'threads', a.threads }, { 'ranks', ranks },
     { 'import_s', round(import_s, 2) }, { 'first_step_s', round(first, 2) }, { 'step_s', round(median, 5) },
     { 'samples_per_s', round(batch / median, 2) }, { 'base_mib', base_mib }, { 'peak_mib', mf._memory_usage() },
   }
   local rate = flops_of(function() run_step(target, unpack(inputs)):item() end) / median / 1e9
-  out[#out + 1] = { 'gflops', round(rate, 1) }
-  out[#out + 1] = { 'gemm_gflops', round(gemm_rate(), 1) }
+  out[#out + 1] = { 'gflops', round(rate * ranks, 1) }
+  out[#out + 1] = { 'gemm_gflops', round(gemm_rate() * ranks, 1) }
   if a.loss then out[#out + 1] = { 'losses', losses } end
-  print_json(out)
+  if mf.rank() == 0 then print_json(out) end
 end
 
 if workload == 'dispatch' then dispatch() else run() end
