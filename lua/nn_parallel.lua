@@ -209,7 +209,7 @@ end
 -- module with its gradients averaged over the ranks. Options: process_group, a table of ranks (all);
 -- bucket_cap_mb (25), how much travels as one; find_unused_parameters, for modules of which a call may leave
 -- some parameters without a gradient; broadcast_buffers (true): before a call in training, buffers become those
--- of the first rank; gradient_as_bucket_view: gradients share memory with what is sent, which saves a copy;
+-- of the first rank; gradient_as_bucket_view, which changes nothing: gradients are averaged where they lie;
 -- init_sync (true): parameters and buffers begin as those of the first rank. Results of a call are tensors or
 -- tables of them, and one backward of them follows each call. Fields that it has not are the module's.
 function DDP:init(module, o)
@@ -233,7 +233,7 @@ function DDP:init(module, o)
     ranks = ranks, leaves = leaves, cap = o.bucket_cap_mb * 2 ^ 20, sync = true, buffers_due = true,
     find_unused = o.find_unused_parameters, broadcasts = o.broadcast_buffers,
     reducer = mf._buckets(ranks, next_tag(ranks), column(leaves, 'tensor'), column(leaves, 'name'),
-      column(leaves, 'sparse'), { as_views = o.gradient_as_bucket_view, find_unused = o.find_unused_parameters }),
+      column(leaves, 'sparse'), o.find_unused_parameters),
   })
   self.module = module
   local order = {}

@@ -153,6 +153,33 @@ static int64_t wrong_copy(const char *got, DType t, int rank, int64_t from, int6
 
 /* -- Collectives ------------------------------------------------------------------------------- */
 
+/* An all_reduce where the elements lie in uneven pieces, some empty. */
+static void try_pieces(CommGroup *g, DType t, CommReduce r, int64_t count) {
+  enum { PIECES = 9 };
+  int n = comm_group_size(g);
+  CommPiece piece[PIECES];
+  int64_t at = 0;
+  for (int i = 0; i < PIECES; i++) {
+    int64_t some = i == 3 ? 0 : i == PIECES - 2 ? count - at : (count - at) / (i + 2);
+    piece[i] = (CommPiece){make(t, comm_group_position(g), some, at), some};
+    at += some;
+  }
+  CommCall call = {.op = COMM_ALL_REDUCE,
+                   .reduce = r,
+                   .dtype = t,
+                   .count = count,
+                   .n_pieces = PIECES,
+                   .pieces = piece};
+  CHECK(!comm_collective(g, &call, NULL, NULL), "%s", err_text());
+  for (int i = 0, from = 0; i < PIECES; from += (int)piece[i++].count)
+    CHECK(n == 1 || wrong_sum(piece[i].data, r, t, n, from, piece[i].count) < 0,
+          "all_reduce %s %s of %lld, piece %d", dtype_name(t), comm_reduce_name(r),
+          (long long)count, i);
+  call.count++;
+  CHECK(comm_collective(g, &call, NULL, NULL) == MF_EINVAL, "too few pieces");
+  for (int i = 0; i < PIECES; i++) free(piece[i].data);
+}
+
 static void try_reduces(CommGroup *g, DType t, CommReduce r, int64_t count) {
   int n = comm_group_size(g), me = comm_group_position(g), root = n - 1;
   size_t bytes = (size_t)count * dtype_size(t);
@@ -182,6 +209,7 @@ static void try_reduces(CommGroup *g, DType t, CommReduce r, int64_t count) {
   CHECK(!comm_collective(g, &call, in, in), "%s", err_text());
   CHECK(wrong_sum(in, r, t, n, 0, count) < 0, "all_reduce in place %s of %lld", dtype_name(t),
         (long long)count);
+  try_pieces(g, t, r, count);
   free(in);
   free(out);
 }

@@ -1,6 +1,6 @@
 /* Averaging gradients over ranks, for lua/nn_parallel.lua; see eager/buckets.h.
  *
- *   mf._buckets(group, tag, leaves, names, sparse, { as_views =, find_unused = })
+ *   mf._buckets(group, tag, leaves, names, sparse, find_unused)
  *   b:arrange(list)     list of tables of leaves' numbers, from 1
  *   b:begin(outputs)    the next backward averages; outputs: a table of tensors
  *   b:begin_local()     the next one does not
@@ -38,13 +38,6 @@ static int read_number(lua_State *L, int index, int i) {
   int v = (int)lua_tointeger(L, -1);
   lua_pop(L, 1);
   return v;
-}
-
-static bool read_flag(lua_State *L, int index, const char *key) {
-  lua_getfield(L, index, key);
-  bool on = lua_toboolean(L, -1);
-  lua_pop(L, 1);
-  return on;
 }
 
 static int method_arrange(lua_State *L) {
@@ -116,7 +109,7 @@ static Buckets **push_buckets(State *S, lua_State *L) {
 static int make_buckets(lua_State *L) {
   State *S = bind_state(L);
   lua_settop(L, 6);
-  for (int i = 3; i <= 6; i++) luaL_checktype(L, i, LUA_TTABLE);
+  for (int i = 3; i <= 5; i++) luaL_checktype(L, i, LUA_TTABLE);
   CommGroup *g = bind_read_group(S, L, 1, "DistributedDataParallel");
   if (g) g = comm_group_apart(g, (uint64_t)luaL_checkinteger(L, 2));
   if (!g) return bind_raise(L);
@@ -131,10 +124,8 @@ static int make_buckets(lua_State *L) {
     sparse[i] = lua_toboolean(L, -1);
     lua_pop(L, 2);
   }
-  BucketsOptions o = {.as_views = read_flag(L, 6, "as_views"),
-                      .find_unused = read_flag(L, 6, "find_unused")};
   Buckets **b = push_buckets(S, L);
-  *b = buckets_create(S->E, g, n, leaves, names, sparse, o);
+  *b = buckets_create(S->E, g, n, leaves, names, sparse, lua_toboolean(L, 6));
   return *b ? 1 : bind_raise(L);
 }
 

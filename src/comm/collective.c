@@ -258,23 +258,36 @@ static Fragment begin(CommGroup *g, const CommCall *call) {
   return f;
 }
 
+/* False when there is no memory. */
+static bool open_pieces(Pieces *p, const CommCall *call, size_t size) {
+  *p = (Pieces){.n = call->n_pieces, .piece = call->pieces};
+  if (!p->n) return true;
+  p->base = p->piece[0].data;
+  p->start = mem_alloc(sizeof *p->start * (size_t)(p->n + 1));
+  if (!p->start) return false;
+  p->start[0] = 0;
+  for (int i = 0; i < p->n; i++) p->start[i + 1] = p->start[i] + (size_t)p->piece[i].count * size;
+  return true;
+}
+
 int collective_run(CommGroup *g, const CommCall *call, const void *in, void *out) {
   bool even = !call->counts;
   Parts p = {call, call->counts, g->n,
              call->op == COMM_BARRIER ? 1 : dtype_size((DType)call->dtype)};
   if (even && call->op == COMM_BARRIER) p.size = 1;
   if (g->n == 1) {
-    alone(call, &p, in, out);
+    if (!call->n_pieces) alone(call, &p, in, out);
     return 0;
   }
   if (!g->scratch) g->scratch = mem_alloc(2 * FRAGMENT_MAX);
   char *held = call->op == COMM_REDUCE ? mem_alloc(part_bytes(&p, g->me) + 1) : NULL, byte;
-  if (!g->scratch || (call->op == COMM_REDUCE && !held)) {
+  Exchange x = {.comm = g->comm, .group = g, .name = comm_op_name(call->op), .flows = g->flows};
+  if (!g->scratch || (call->op == COMM_REDUCE && !held) || !open_pieces(&x.pieces, call, p.size)) {
     mem_free(held);
     return err_set(MF_ENOMEM, "%s: out of memory", comm_op_name(call->op));
   }
-  Exchange x = {.comm = g->comm, .group = g, .name = comm_op_name(call->op), .flows = g->flows};
   x.head = begin(g, call);
+  if (x.pieces.n) in = out = call->pieces[0].data;
   build(&x, call, &p, in, out, held ? held : &byte);
   int code = flow_run(&x);
   if (!code) {
@@ -283,5 +296,6 @@ int collective_run(CommGroup *g, const CommCall *call, const void *in, void *out
     g->notes[0] = 0;
   }
   mem_free(held);
+  mem_free(x.pieces.start);
   return code;
 }

@@ -305,6 +305,11 @@ static int check_call(const CommGroup *g, const CommCall *call) {
                    g->n);
   if (!counts && (call->count < 0 || call->count > INT64_MAX / 16))
     return err_set(MF_EINVAL, "%s: the count is %lld", name, (long long)call->count);
+  int64_t in_pieces = 0;
+  for (int i = 0; i < call->n_pieces; i++) in_pieces += call->pieces[i].count;
+  if (call->n_pieces && (call->op != COMM_ALL_REDUCE || in_pieces != call->count))
+    return err_set(MF_EINVAL, "%s: the pieces have %lld elements of %lld", name,
+                   (long long)in_pieces, (long long)call->count);
   if (call->reduce == COMM_AVG && !dtype_is_float((DType)call->dtype))
     return err_set(MF_EINVAL, "%s: op 'avg' needs floats, the tensor is of %s", name,
                    dtype_name((DType)call->dtype));

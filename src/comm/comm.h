@@ -52,8 +52,16 @@ typedef enum CommReduce { COMM_REDUCES(X) COMM_REDUCE_COUNT } CommReduce;
  * - gather, scatter: as all_gather and its inverse; only root has all
  * - all_to_all: counts[i], what goes to i; out_counts[i], what comes from i
  *
+ * With pieces, an all_reduce works where they lie: `count` elements, the pieces' one behind the
+ * other; in and out are not read.
+ *
  * in and out are the same or do not overlap; for broadcast `in` is read at root only;
  * reduce_scatter and all_gather in place: the part of this rank lies where it does in the whole. */
+typedef struct CommPiece {
+  void *data;
+  int64_t count; /* elements */
+} CommPiece;
+
 typedef struct CommCall {
   CommOp op;
   CommReduce reduce;
@@ -61,6 +69,8 @@ typedef struct CommCall {
   int root;
   int64_t count;
   const int64_t *counts, *out_counts;
+  int n_pieces;
+  const CommPiece *pieces;
 } CommCall;
 
 /* What a rank has seen; counters only grow. */

@@ -123,6 +123,15 @@ typedef struct Reducer {
   char *scratch;    /* for one block, of wide dtypes as float */
 } Reducer;
 
+/* Memory in pieces, which flows and reducer address as if they lay one behind the other, from where
+ * the first lies. */
+typedef struct Pieces {
+  int n; /* 0: memory is what it is */
+  const CommPiece *piece;
+  const char *base;
+  size_t *start; /* bytes before each, and of all */
+} Pieces;
+
 typedef struct Exchange {
   Comm *comm;
   CommGroup *group; /* NULL: a message */
@@ -131,6 +140,7 @@ typedef struct Exchange {
   Flow *flows;
   int n;
   Reducer reducer;
+  Pieces pieces;
   bool probed;
   int suspect; /* rank whose earlier calls differ; -1: none */
   int64_t suspect_since;

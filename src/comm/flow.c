@@ -160,6 +160,39 @@ static int compare(Exchange *x, int peer, const Fragment *f, const char *data) {
   return 0;
 }
 
+/* -- Memory ------------------------------------------------------------------------------------ */
+
+/* Where `at` is; *n: so many bytes, if there are, lie in one piece from there on. */
+static char *locate(const Pieces *p, const char *at, size_t *n) {
+  if (!p->n) return (char *)(uintptr_t)at;
+  size_t place = (size_t)(at - p->base);
+  int low = 0, high = p->n; /* start[low] <= place < start[high] */
+  while (high - low > 1) {
+    int middle = (low + high) / 2;
+    if (p->start[middle] <= place) low = middle;
+    else high = middle;
+  }
+  size_t rest = p->start[low + 1] - place;
+  if (*n > rest) *n = rest;
+  return (char *)p->piece[low].data + (place - p->start[low]);
+}
+
+static void copy_from(const Pieces *p, const char *at, char *to, size_t n) {
+  for (size_t run; n; at += run, to += run, n -= run) {
+    run = n;
+    const char *from = locate(p, at, &run);
+    memcpy(to, from, run);
+  }
+}
+
+static void copy_to(const Pieces *p, const char *at, const char *from, size_t n) {
+  for (size_t run; n; at += run, from += run, n -= run) {
+    run = n;
+    char *to = locate(p, at, &run);
+    memcpy(to, from, run);
+  }
+}
+
 /* -- The reducer ------------------------------------------------------------------------------- */
 
 static size_t reducer_block(const Reducer *r) {
@@ -167,56 +200,81 @@ static size_t reducer_block(const Reducer *r) {
   return rest < FRAGMENT_MAX ? rest : FRAGMENT_MAX;
 }
 
-static void reducer_begin_block(Reducer *r, int me) {
+/* A part of the block that lies in one piece. */
+typedef struct Run {
+  size_t at, bytes, n; /* in the block; elements */
+  const char *own;
+  char *out;
+  float *wide; /* its sums, of wide dtypes */
+} Run;
+
+/* The next run of a block; false at its end. Begins with zeros. */
+static bool next_run(const Exchange *x, Run *u) {
+  const Reducer *r = &x->reducer;
+  size_t size = dtype_size(r->dtype);
+  u->at += u->bytes;
+  u->bytes = reducer_block(r) - u->at;
+  if (!u->bytes) return false;
+  u->own = locate(&x->pieces, r->in + r->done + u->at, &u->bytes);
+  u->out = locate(&x->pieces, r->out + r->done + u->at, &u->bytes);
+  u->n = u->bytes / size;
+  u->wide = (float *)r->scratch + u->at / size;
+  return true;
+}
+
+static void reducer_begin_block(Exchange *x) {
+  Reducer *r = &x->reducer;
   r->next = 0;
-  if (me != 0 || r->done == r->total) return;
+  if (x->group->me != 0 || r->done == r->total) return;
   r->next = 1;
-  if (combine_is_wide(r->dtype))
-    combine_widen(r->dtype, (float *)r->scratch, r->in + r->done, reducer_block(r) / 2);
+  for (Run u = {0}; combine_is_wide(r->dtype) && next_run(x, &u);)
+    combine_widen(r->dtype, u.wide, u.own, u.n);
 }
 
 /* One contribution into the float32 sums. */
-static void take_wide(Reducer *r, int me, const char *data, size_t n) {
-  float *acc = (float *)r->scratch;
-  if (r->next == 0) combine_widen(r->dtype, acc, data, n);
-  else combine_wide(r->reduce, r->dtype, acc, data, n);
-  if (++r->next == me) {
-    combine_wide(r->reduce, r->dtype, acc, r->in + r->done, n);
-    r->next++;
-  }
+static void take_wide(const Reducer *r, int me, const Run *u, const char *data) {
+  if (r->next == 0) combine_widen(r->dtype, u->wide, data, u->n);
+  else combine_wide(r->reduce, r->dtype, u->wide, data, u->n);
+  if (r->next + 1 == me) combine_wide(r->reduce, r->dtype, u->wide, u->own, u->n);
 }
 
 /* Before its own turn a rank's sum lies in scratch, afterwards in out. */
-static void take_plain(Reducer *r, int me, const char *data, size_t n, size_t bytes) {
-  const char *own = r->in + r->done;
-  char *out = r->out + r->done;
+static void take_plain(const Reducer *r, int me, const Run *u, const char *data) {
+  char *sum = r->scratch + u->at;
   bool first = r->next == 0;
   if (r->next > me) {
-    combine_pair(r->reduce, r->dtype, out, r->next == 1 ? own : out, data, n);
-    r->next++;
+    combine_pair(r->reduce, r->dtype, u->out, r->next == 1 ? u->own : u->out, data, u->n);
     return;
   }
-  if (++r->next < me) {
-    if (first) memcpy(r->scratch, data, bytes);
-    else combine_pair(r->reduce, r->dtype, r->scratch, r->scratch, data, n);
-    return;
-  }
-  if (!first) combine_pair(r->reduce, r->dtype, r->scratch, r->scratch, data, n);
-  combine_pair(r->reduce, r->dtype, out, first ? data : r->scratch, own, n);
-  r->next++;
+  if (first && r->next + 1 < me) memcpy(sum, data, u->bytes);
+  else if (!first) combine_pair(r->reduce, r->dtype, sum, sum, data, u->n);
+  if (r->next + 1 == me)
+    combine_pair(r->reduce, r->dtype, u->out, first ? data : sum, u->own, u->n);
 }
 
-static void reducer_take(Reducer *r, int n_ranks, int me, const char *data) {
-  size_t bytes = reducer_block(r), n = bytes / dtype_size(r->dtype);
+/* The sums of a block are whole. */
+static void finish_block(Exchange *x) {
+  Reducer *r = &x->reducer;
   bool wide = combine_is_wide(r->dtype);
-  if (wide) take_wide(r, me, data, n);
-  else take_plain(r, me, data, n, bytes);
-  if (r->next < n_ranks) return;
-  if (r->reduce == COMM_AVG)
-    combine_divide(r->dtype, wide ? r->scratch : r->out + r->done, n_ranks, n);
-  if (wide) combine_narrow(r->dtype, r->out + r->done, (float *)r->scratch, n);
-  r->done += bytes;
-  reducer_begin_block(r, me);
+  for (Run u = {0}; next_run(x, &u);) {
+    void *sum = wide ? (void *)u.wide : (void *)u.out;
+    if (r->reduce == COMM_AVG) combine_divide(r->dtype, sum, x->group->n, u.n);
+    if (wide) combine_narrow(r->dtype, u.out, u.wide, u.n);
+  }
+  r->done += reducer_block(r);
+  reducer_begin_block(x);
+}
+
+static void reducer_take(Exchange *x, const char *data) {
+  Reducer *r = &x->reducer;
+  int me = x->group->me;
+  bool wide = combine_is_wide(r->dtype);
+  for (Run u = {0}; next_run(x, &u);) {
+    if (wide) take_wide(r, me, &u, data + u.at);
+    else take_plain(r, me, &u, data + u.at);
+  }
+  r->next += r->next + 1 == me ? 2 : 1;
+  if (r->next >= x->group->n) finish_block(x);
 }
 
 static bool reducer_is_done(const Reducer *r) {
@@ -256,7 +314,7 @@ static int deliver_reducer(Exchange *x, int peer, const Fragment *f, const char 
   }
   if (f->total != r->total || f->offset != r->done || f->bytes != reducer_block(r))
     return fail_malformed(x, peer, "a contribution of another length");
-  reducer_take(r, g->n, g->me, data);
+  reducer_take(x, data);
   return 0;
 }
 
@@ -277,7 +335,7 @@ static int deliver_flow(Exchange *x, int peer, const Fragment *f, const char *da
     }
     if (f->offset != w->done || f->bytes > w->total - w->done)
       return fail_malformed(x, peer, "a fragment out of order");
-    if (f->bytes) memcpy(w->at + w->done, data, f->bytes);
+    copy_to(&x->pieces, w->at + w->done, data, f->bytes);
     w->done += f->bytes;
     w->touched = true;
     return 0;
@@ -435,7 +493,7 @@ static bool push(Exchange *x, Flow *w) {
     f->lane = w->lane;
     f->offset = w->done;
     f->total = w->total;
-    if (n) memcpy(f + 1, w->at + w->done, n);
+    copy_from(&x->pieces, w->at + w->done, (char *)(f + 1), n);
     if (ring) ring_commit(ring, f);
     else c->api->remote->commit(c, w->peer, f);
   }
@@ -570,7 +628,7 @@ int flow_run(Exchange *x) {
   Bell *bell = &c->segment->seat[c->seat].bell;
   int64_t since = 0;
   x->suspect = -1;
-  if (x->reducer.on) reducer_begin_block(&x->reducer, x->group->me);
+  if (x->reducer.on) reducer_begin_block(x);
   for (;;) {
     uint32_t seen = bell_now(bell);
     bool moved = false, done;

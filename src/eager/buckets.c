@@ -1,18 +1,18 @@
 /* Gradients that are averaged over ranks while a backward pass goes on.
  *
  * Leaves are cut into buckets. When a leaf's gradient is whole, the tape gives it here
- * (buckets_take), and it is copied to its place in its bucket's memory. When a bucket is full, and
- * all before it, a thread averages it over the ranks, while the pass fills the next. What holds:
+ * (buckets_take). When a bucket is full, and all before it, a thread averages its gradients over
+ * the ranks in one call, where they lie, while the pass fills the next. What holds:
  *
  *   B1  Buckets go in their order, on every rank the same, whatever order gradients come in. The
  *       thread's calls have a group of their own (comm_group_apart).
  *   B2  [0, done) are averaged, [done, posted) are the thread's, the rest is the pass's. All of a
  *       bucket but `posted` and `done` is touched by one side only.
- *   B3  A bucket has new memory in each pass, since gradients of the last may still lie in the old.
- *   B4  The pass that brings the last gradient ends when all buckets are averaged.
+ *   B3  The elements of a bucket stand in one order on all ranks: that of their slots, in a slot
+ * that of the leaf's memory. A gradient that lies otherwise is copied, and the average back. B4 The
+ * pass that brings the last gradient ends when all buckets are averaged.
  *
- * A gradient that nobody else holds can stay in the bucket (as_views), else the average is copied
- * back to it. Row-sparse ones are alone in their buckets: all ranks' rows are gathered.
+ * Row-sparse ones are alone in their buckets: all ranks' rows are gathered.
  *
  * With find_unused, leaves that the outputs do not reach count as given with the first gradient,
  * with zeros, or with what they have from earlier passes. Which were used by any rank is one more
@@ -35,19 +35,21 @@ typedef struct BucketSlot {
   struct Buckets *of;
   Tensor *leaf; /* counted */
   char *name;
-  DType dtype; /* when it was made */
+  DType dtype; /* it and the next when it was made */
+  int64_t count;
   bool sparse, used, taken;
   int bucket;
-  int64_t offset; /* in the bucket's memory, elements */
-  Tensor *part;   /* this pass's place there; counted */
+  Tensor *part; /* what this pass averages: the gradient, or a copy of it; counted */
 } BucketSlot;
 
 typedef struct Bucket {
   DType dtype;
   bool sparse;
   int first, n, missing; /* slots: order[first ... first + n - 1] */
-  int64_t count;
-  Tensor *flat;                /* of this pass; sparse: this rank's rows. Counted; NULL: none yet */
+  int64_t count;         /* elements; sparse: in a row */
+  CommPiece *pieces;     /* those of this pass */
+  int n_pieces;
+  Tensor *mine;                /* sparse: this rank's rows. Counted; NULL: none */
   int64_t rows, *ids, *counts; /* sparse: those of all ranks */
   void *values;
 } Bucket;
@@ -65,7 +67,7 @@ struct Buckets {
   Buckets *next;
   Eager *E;
   CommGroup *group;
-  BucketsOptions options;
+  bool find_unused;
   BucketsState state;
   int n, n_taken, n_buckets;
   BucketSlot *slots;
@@ -99,7 +101,7 @@ static int gather(Buckets *b, DType dtype, const int64_t *counts, const void *in
 static int gather_rows(Buckets *b, Bucket *k) {
   int n = comm_group_size(b->group);
   const BucketSlot *s = &b->slots[b->order[k->first]];
-  int64_t mine = k->flat ? k->flat->row_ids->m.shape[0] : 0, width = k->count;
+  int64_t mine = k->mine ? k->mine->row_ids->m.shape[0] : 0, width = k->count;
   size_t size = dtype_size(k->dtype);
   for (int i = 0; i < n; i++) k->counts[i] = 1;
   int code = gather(b, I64, k->counts, &mine, k->counts + n);
@@ -111,23 +113,25 @@ static int gather_rows(Buckets *b, Bucket *k) {
   if (!k->ids || !k->values)
     return err_set(MF_ENOMEM, "DistributedDataParallel: out of memory for the gradient of %s",
                    s->name);
-  code = gather(b, I64, k->counts, k->flat ? tensor_data(k->flat->row_ids) : NULL, k->ids);
+  code = gather(b, I64, k->counts, k->mine ? tensor_data(k->mine->row_ids) : NULL, k->ids);
   for (int i = 0; i < n; i++) k->counts[i] *= width;
   if (code) return code;
-  return gather(b, k->dtype, k->counts, k->flat ? tensor_data(k->flat->row_values) : NULL,
+  return gather(b, k->dtype, k->counts, k->mine ? tensor_data(k->mine->row_values) : NULL,
                 k->values);
 }
 
-static int reduce(Buckets *b, CommReduce r, DType dtype, int64_t count, void *data) {
-  CommCall call = {.op = COMM_ALL_REDUCE, .reduce = r, .dtype = dtype, .count = count};
-  return comm_collective(b->group, &call, data, data);
-}
-
 static int average(Buckets *b, int i) {
-  if (i == b->n_buckets) return reduce(b, COMM_MAX, U8, b->n, b->used);
+  CommCall call = {.op = COMM_ALL_REDUCE, .reduce = COMM_MAX, .dtype = U8, .count = b->n};
+  if (i == b->n_buckets) return comm_collective(b->group, &call, b->used, b->used);
   Bucket *k = &b->buckets[i];
-  return k->sparse ? gather_rows(b, k)
-                   : reduce(b, COMM_AVG, k->dtype, k->count, tensor_data(k->flat));
+  if (k->sparse) return gather_rows(b, k);
+  call = (CommCall){.op = COMM_ALL_REDUCE,
+                    .reduce = COMM_AVG,
+                    .dtype = k->dtype,
+                    .count = k->count,
+                    .n_pieces = k->n_pieces,
+                    .pieces = k->pieces};
+  return comm_collective(b->group, &call, NULL, NULL);
 }
 
 /* Notes what the thread did for who looks at the context. */
@@ -189,11 +193,21 @@ static int drain(Buckets *b) {
   return code;
 }
 
+/* Where the bucket's elements are. */
+static void open_pieces(Buckets *b, Bucket *k) {
+  k->n_pieces = 0;
+  for (int i = k->first; i < k->first + k->n && !k->sparse; i++) {
+    const Tensor *part = b->slots[b->order[i]].part;
+    int64_t count = meta_numel(&part->m);
+    if (count) k->pieces[k->n_pieces++] = (CommPiece){tensor_data(part), count};
+  }
+}
+
 /* Gives the thread what is full and next. `posted` is written by this side only. */
 static void post(Buckets *b) {
   int full = b->posted;
-  while (full < b->n_buckets && !b->buckets[full].missing) full++;
-  if (full == b->n_buckets && b->options.find_unused) full++;
+  while (full < b->n_buckets && !b->buckets[full].missing) open_pieces(b, &b->buckets[full++]);
+  if (full == b->n_buckets && b->find_unused) full++;
   if (full == b->posted) return;
   pthread_mutex_lock(&b->lock);
   b->posted = full;
@@ -205,14 +219,15 @@ static void post(Buckets *b) {
 
 /* The gradient must be what the bucket has room for. */
 static int check(const BucketSlot *s, const Tensor *g) {
+  bool same = meta_numel(&g->m) == s->count && tensor_same_shape(s->leaf, g);
   if (s->leaf->m.dtype != s->dtype || g->m.dtype != s->dtype)
     return err_set(MF_EINVAL,
                    "DistributedDataParallel: %s is of %s now and was of %s when the module was "
                    "made; convert a model before",
                    s->name, dtype_name((DType)s->leaf->m.dtype), dtype_name(s->dtype));
-  if (!tensor_same_shape(s->leaf, g) || (s->part && !tensor_same_shape(s->part, g)))
+  if (!same)
     return err_set(MF_EINVAL,
-                   "DistributedDataParallel: %s has another shape than when the module was made",
+                   "DistributedDataParallel: %s has another size than when the module was made",
                    s->name);
   if (tensor_is_rows(g) && !s->sparse)
     return err_set(MF_EINVAL,
@@ -236,31 +251,42 @@ static int copy(Eager *E, Tensor *to, Tensor *from) {
   return code;
 }
 
-/* The slot's place in its bucket, in the order of the leaf's own memory. */
-static int open_part(Buckets *b, Bucket *k, BucketSlot *s) {
-  const Meta *m = &s->leaf->m;
-  if (!k->flat) k->flat = tensor_create(b->E, k->dtype, 1, &k->count, m->device);
-  if (!k->flat || !(s->part = tensor_alias(k->flat))) return MF_ENOMEM;
-  s->part->m = *m;
-  s->part->m.offset = s->offset;
-  if (!shape_is_dense(m->ndim, m->shape, m->stride))
-    shape_contiguous(m->ndim, m->shape, s->part->m.stride);
-  return 0;
+/* The strides in which the leaf's elements lie, if it is without gaps. */
+static void layout_of(const Tensor *leaf, int64_t *stride) {
+  const Meta *m = &leaf->m;
+  if (shape_is_dense(m->ndim, m->shape, m->stride))
+    memcpy(stride, m->stride, sizeof *stride * (size_t)m->ndim);
+  else shape_contiguous(m->ndim, m->shape, stride);
 }
 
-static int fill(Buckets *b, Bucket *k, BucketSlot *s) {
-  Autograd *ag = s->leaf->ag;
-  int code = open_part(b, k, s);
-  if (!code && !ag->grad) {
-    memset(tensor_data(s->part), 0, (size_t)meta_numel(&s->part->m) * dtype_size(s->dtype));
-  } else if (!code) {
-    code = check(s, ag->grad);
-    if (!code) code = copy(b->E, s->part, ag->grad);
+static bool lies_as(const Tensor *g, const int64_t *stride) {
+  bool same = true;
+  for (int d = 0; d < g->m.ndim; d++) same &= g->m.shape[d] == 1 || g->m.stride[d] == stride[d];
+  return same;
+}
+
+/* Memory of the slot's own. */
+static Tensor *make_part(Buckets *b, const BucketSlot *s, const int64_t *stride) {
+  const Meta *m = &s->leaf->m;
+  Tensor *t = tensor_create(b->E, s->dtype, m->ndim, m->shape, m->device);
+  if (t) memcpy(t->m.stride, stride, sizeof *stride * (size_t)m->ndim);
+  return t;
+}
+
+static int fill(Buckets *b, BucketSlot *s) {
+  Tensor *g = s->leaf->ag->grad;
+  int64_t stride[MF_MAX_DIMS];
+  int code = g ? check(s, g) : 0;
+  if (code) return code;
+  layout_of(s->leaf, stride);
+  if (g && s->used && lies_as(g, stride)) {
+    s->part = tensor_retain(g);
+    return 0;
   }
-  bool stays = b->options.as_views && s->used && ag->grad && ag->grad->refs == 1;
-  if (code || !stays) return code;
-  tensor_release(ag->grad);
-  ag->grad = tensor_retain(s->part);
+  s->part = make_part(b, s, stride);
+  if (!s->part) return MF_ENOMEM;
+  if (g) return copy(b->E, s->part, g);
+  memset(tensor_data(s->part), 0, (size_t)s->count * dtype_size(s->dtype));
   return 0;
 }
 
@@ -274,17 +300,17 @@ static int fill_rows(Buckets *b, Bucket *k, BucketSlot *s) {
   struct clone_args plain = {.memory_format = 1};
   if (merged) ids = eager_op(E, OP_clone, 1, &merged->row_ids, &plain);
   if (ids) values = eager_op(E, OP_clone, 1, &merged->row_values, &plain);
-  if (values) k->flat = sparse_new(ids, values, merged->m.shape[0]);
+  if (values) k->mine = sparse_new(ids, values, merged->m.shape[0]);
   tensor_release(merged);
   tensor_release(ids);
   tensor_release(values);
-  return k->flat ? 0 : MF_ENOMEM;
+  return k->mine ? 0 : MF_ENOMEM;
 }
 
 /* The slot's part of this pass is there. */
 static int take(Buckets *b, BucketSlot *s) {
   Bucket *k = &b->buckets[s->bucket];
-  int code = k->sparse ? fill_rows(b, k, s) : fill(b, k, s);
+  int code = k->sparse ? fill_rows(b, k, s) : fill(b, s);
   if (code) return code;
   s->taken = true;
   b->arrived[b->n_taken++] = (int)(s - b->slots);
@@ -359,14 +385,14 @@ static int finish_rows(Buckets *b, Bucket *k, BucketSlot *s) {
 static int finish_slot(Buckets *b, BucketSlot *s) {
   Autograd *ag = s->leaf->ag;
   Bucket *k = &b->buckets[s->bucket];
-  if (b->options.find_unused && !b->used[s - b->slots]) return 0;
+  if (b->find_unused && !b->used[s - b->slots]) return 0;
   if (k->sparse) return finish_rows(b, k, s);
   storage_touch(s->part->storage);
   if (ag->grad == s->part) return 0;
-  if (ag->grad) return copy(b->E, ag->grad, s->part);
-  ag->grad =
-      b->options.as_views ? tensor_retain(s->part) : eager_op(b->E, OP_clone, 1, &s->part, NULL);
-  return ag->grad ? 0 : MF_ENOMEM;
+  if (ag->grad && ag->grad->refs > 1) return copy(b->E, ag->grad, s->part); /* others see it too */
+  tensor_release(ag->grad);
+  ag->grad = tensor_retain(s->part);
+  return 0;
 }
 
 /* What the pass had is given back. The thread is done. */
@@ -379,10 +405,10 @@ static void clear(Buckets *b) {
   }
   for (int i = 0; i < b->n_buckets; i++) {
     Bucket *k = &b->buckets[i];
-    tensor_release(k->flat);
+    tensor_release(k->mine);
     mem_free(k->ids);
     mem_free(k->values);
-    k->flat = NULL;
+    k->mine = NULL;
     k->ids = NULL;
     k->values = NULL;
     k->missing = k->n;
@@ -483,8 +509,8 @@ int buckets_begin(Buckets *b, int n_outputs, Tensor *const *outputs) {
                    "were averaged, so that the ranks are out of step");
   if (b->state == BUCKETS_ARMED && b->n_taken) return refuse_unfinished(b);
   int code = failure(b);
-  for (int i = 0; i < b->n; i++) b->slots[i].used = !b->options.find_unused;
-  if (!code && b->options.find_unused) code = find_used(b, n_outputs, outputs);
+  for (int i = 0; i < b->n; i++) b->slots[i].used = !b->find_unused;
+  if (!code && b->find_unused) code = find_used(b, n_outputs, outputs);
   for (int i = 0; i < b->n; i++) b->used[i] = b->slots[i].used;
   if (!code) b->state = BUCKETS_ARMED;
   return code;
@@ -512,7 +538,10 @@ static int64_t width_of(const Tensor *leaf) {
 }
 
 static void free_buckets(Buckets *b) {
-  for (int i = 0; i < b->n_buckets; i++) mem_free(b->buckets[i].counts);
+  for (int i = 0; i < b->n_buckets; i++) {
+    mem_free(b->buckets[i].counts);
+    mem_free(b->buckets[i].pieces);
+  }
   mem_free(b->buckets);
   b->buckets = NULL;
   b->n_buckets = 0;
@@ -527,11 +556,11 @@ static int open_bucket(Buckets *b, Bucket *k, int index, int first, int n) {
     k->dtype = s->dtype;
     k->sparse = s->sparse;
     s->bucket = index;
-    s->offset = k->count;
-    k->count += s->sparse ? width_of(s->leaf) : meta_numel(&s->leaf->m);
+    k->count += s->sparse ? width_of(s->leaf) : s->count;
   }
-  if (k->sparse) k->counts = mem_alloc(2 * sizeof *k->counts * (size_t)comm_group_size(b->group));
-  return k->sparse && !k->counts ? no_memory() : 0;
+  k->counts = mem_alloc(2 * sizeof *k->counts * (size_t)comm_group_size(b->group));
+  k->pieces = mem_alloc(sizeof *k->pieces * (size_t)n);
+  return k->counts && k->pieces ? 0 : no_memory();
 }
 
 int buckets_arrange(Buckets *b, int n_buckets, const int *sizes, const int *order) {
@@ -560,6 +589,7 @@ static int open_slot(Buckets *b, int i, Tensor *leaf, const char *name, bool spa
                     .leaf = tensor_retain(leaf),
                     .name = memcpy(copied, name, n),
                     .dtype = (DType)leaf->m.dtype,
+                    .count = meta_numel(&leaf->m),
                     .sparse = sparse};
   ag->bucket = s;
   return 0;
@@ -580,13 +610,13 @@ static int open_slots(Buckets *b, int n, Tensor *const *leaves, const char *cons
 }
 
 Buckets *buckets_create(Eager *E, CommGroup *g, int n, Tensor *const *leaves,
-                        const char *const *names, const bool *sparse, BucketsOptions o) {
+                        const char *const *names, const bool *sparse, bool find_unused) {
   Buckets *b = mem_zalloc(sizeof *b);
   if (!b) {
     no_memory();
     return NULL;
   }
-  *b = (Buckets){.E = E, .group = g, .options = o, .next = E->buckets};
+  *b = (Buckets){.E = E, .group = g, .find_unused = find_unused, .next = E->buckets};
   E->buckets = b;
   pthread_mutex_init(&b->lock, NULL);
   pthread_cond_init(&b->changed, NULL);

@@ -6,15 +6,11 @@
 
 typedef struct Buckets Buckets;
 
-typedef struct BucketsOptions {
-  bool as_views;    /* gradients stay where they were averaged */
-  bool find_unused; /* leaves may get no gradient, on some ranks or on all */
-} BucketsOptions;
-
-/* For n leaves, whose names errors tell; sparse[i]: i's gradients are row-sparse. All ranks of the
- * group do the same. NULL with the error set. */
+/* For n leaves, whose names errors tell; sparse[i]: i's gradients are row-sparse; find_unused:
+ * leaves may get no gradient, on some ranks or on all. All ranks of the group do the same. NULL
+ * with the error set. */
 Buckets *buckets_create(Eager *E, CommGroup *g, int n, Tensor *const *leaves,
-                        const char *const *names, const bool *sparse, BucketsOptions o);
+                        const char *const *names, const bool *sparse, bool find_unused);
 /* Waits for the thread. NULL is ignored. */
 void buckets_destroy(Buckets *b);
 
