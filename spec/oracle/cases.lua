@@ -680,6 +680,11 @@ function cases.cross_entropy_backward(v, add)
   add { g = v:n(v.B, 3), x = y, target = v:i(0, 5, v.B, 3), lse = y:logsumexp(1), total = v:u(2, 3),
     ignore_index = 2, reduction = 'none' }
 end
+function cases.linear_cross_entropy(v, add)
+  add { g = v:n(), x = v:n(v.B, 3), w = v:n(5, 3), target = v:i(0, 5, v.B) }
+  add { g = v:n(), x = v:n(v.B, 2, 3), w = v:n(5, 3), b = v:n(5), target = v:i(0, 5, v.B, 2), reduction = 'sum',
+    ignore_index = 2, label_smoothing = 0.1 }
+end
 -- The target stays away from x, where there are corners.
 local function losses(v, add, more)
   for _, by in ipairs { 'mean', 'sum', 'none' } do

@@ -67,7 +67,8 @@ return {
   no_empty = {
     amax = 'nothing has no largest element', amin = 'nothing has no smallest element',
     mean = 'the mean of nothing is NaN', var = 'the mean of nothing is NaN', std = 'the mean of nothing is NaN',
-    cross_entropy = 'the mean of nothing is NaN', mse_loss = 'the mean of nothing is NaN',
+    cross_entropy = 'the mean of nothing is NaN', linear_cross_entropy = 'the mean of nothing is NaN',
+    mse_loss = 'the mean of nothing is NaN',
     l1_loss = 'the mean of nothing is NaN', smooth_l1_loss = 'the mean of nothing is NaN',
     huber_loss = 'the mean of nothing is NaN', bce_loss = 'the mean of nothing is NaN',
     bce_logits_loss = 'the mean of nothing is NaN', kl_loss = 'the mean of nothing is NaN',
@@ -79,5 +80,5 @@ return {
   -- The same of the gradient alone.
   no_graph_gradient = { masked_scatter = selects, masked_select_backward = selects },
   -- No 16-bit floats.
-  no_half = {},
+  no_half = { linear_cross_entropy = 'made by compiled steps of layers in float32 and float64' },
 }

@@ -8,6 +8,8 @@
 #include <stdio.h>
 
 #include "copy_views.h"
+#include "dnn.h"
+#include "gemm.h"
 #include "line_math.h"
 #include "lines.h"
 #include "op_args.h"
@@ -432,3 +434,189 @@ OP(cross_entropy_backward,
    .flags = OP_HIDDEN | OP_BLOCKWISE, .sbp_rule = cross_entropy_backward_sbp, .linear = "g",
    .infer = cross_entropy_backward_infer, .cpu = cross_entropy_backward_cpu,
    .scratch = cross_entropy_backward_scratch)
+
+/* -- Behind a linear layer --------------------------------------------------------------------- */
+
+/* The loss of logits x w' + b and its gradients, a chunk of positions after the other: the logits
+ * of all of them, which may be many times larger than everything else, are never there together,
+ * and a chunk's become its gradient where they lie. */
+enum { HEAD_CHUNK = 1 << 24, HEAD_ROWS = 128 /* at least, or products would be slow */ };
+
+typedef struct HeadJob {
+  EntropyJob entropy;
+  PointwiseClass cls;
+  int64_t positions, width, chunk; /* a chunk of so many positions */
+  const char *x, *w, *b;           /* (positions, width), (classes, width), (classes) or NULL */
+  int64_t *label;
+  char *lse, *logits; /* (chunk, classes) */
+  int64_t first;      /* of the chunk that is worked on */
+  char *gb;
+} HeadJob;
+
+/* c = op(a) op(b), or more of it, for row-major matrices. */
+static void head_product(PointwiseClass cls, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                         const void *a, int64_t lda, const void *b, int64_t ldb, bool add,
+                         void *c) {
+  if (cls == PW_F32) {
+    dnn_sgemm(ta, tb, m, n, k, 1, a, lda, b, ldb, add, c, n);
+    return;
+  }
+  gemm_f64_job j = {a, b, c,  k, n, ta ? 1 : lda, ta ? lda : 1, tb ? 1 : ldb, tb ? ldb : 1,
+                    n, 1, add};
+  mf_parallel(m, (1 << 18) / (k * n) + 1, gemm_f64_rows, &j);
+}
+
+#define HEAD_ROWS_BODY(C, T)                                                                \
+  static void head_rows_##C(int64_t begin, int64_t end, void *arg) {                        \
+    const HeadJob *j = arg;                                                                 \
+    int64_t classes = j->entropy.classes;                                                   \
+    const T *b = (const T *)(const void *)j->b;                                             \
+    for (int64_t i = begin; i < end; i++) {                                                 \
+      T *x = (T *)(void *)j->logits + i * classes;                                          \
+      int64_t at = j->first + i, label = j->label[at];                                      \
+      T *loss = (T *)(void *)j->entropy.loss + at,                                          \
+        *weight = (T *)(void *)j->entropy.row_weight + at, *lse = (T *)(void *)j->lse + at; \
+      if (b) PW_IVDEP for (int64_t c = 0; c < classes; c++) x[c] += b[c];                   \
+      entropy_line_##C(classes, &j->entropy, (void *[]){loss, weight, lse, x, &label});     \
+      gradient_line_##C(classes, &j->entropy, (void *[]){x, x, &label, lse});               \
+    }                                                                                       \
+  }                                                                                         \
+  static void head_bias_##C(int64_t begin, int64_t end, void *arg) {                        \
+    const HeadJob *j = arg;                                                                 \
+    int64_t classes = j->entropy.classes, left = j->positions - j->first;                   \
+    const T *x = (const T *)(const void *)j->logits;                                        \
+    T *gb = (T *)(void *)j->gb;                                                             \
+    for (int64_t i = 0; i < (left < j->chunk ? left : j->chunk); i++)                       \
+      PW_IVDEP for (int64_t c = begin; c < end; c++) gb[c] += x[i * classes + c];           \
+  }
+HEAD_ROWS_BODY(f32, float)
+HEAD_ROWS_BODY(f64, double)
+
+/* v's elements in order, of type t: where they lie, or copied. */
+static char *head_operand(const View *v, DType t, bool copy, char *base, size_t *used) {
+  if (view_absent(v) || (!copy && view_is_contiguous(v))) return v->data;
+  char *place = scratch_take(base, used, (size_t)view_numel(v) * dtype_size(t));
+  int64_t stride[MF_MAX_DIMS];
+  shape_contiguous(v->ndim, v->shape, stride);
+  View to = {.data = place, .shape = v->shape, .stride = stride, .ndim = v->ndim, .dtype = t};
+  if (base) copy_views(v, &to);
+  return place;
+}
+
+static size_t head_prepare(HeadJob *j, const OpCall *c, char *base) {
+  const struct linear_cross_entropy_args *a = c->args;
+  const View *x = &c->in[1], *w = &c->in[2], *target = &c->in[4];
+  DType t = (DType)x->dtype;
+  size_t used = 64, size = dtype_size(t), rows = (size_t)view_numel(target) * size;
+  *j = (HeadJob){.cls = block_class(t), .positions = view_numel(target), .width = w->shape[1]};
+  j->entropy = (EntropyJob){.classes = w->shape[0],
+                            .ignore_index = a->ignore_index,
+                            .smoothing = a->label_smoothing,
+                            .weight_sum = (double)w->shape[0]};
+  j->chunk = HEAD_CHUNK / (j->entropy.classes * (int64_t)size);
+  if (j->chunk < HEAD_ROWS) j->chunk = HEAD_ROWS;
+  if (j->chunk > j->positions) j->chunk = j->positions;
+  j->x = head_operand(x, t, false, base, &used);
+  j->w = head_operand(w, t, false, base, &used);
+  j->b = head_operand(&c->in[3], t, false, base, &used);
+  j->label = (int64_t *)(void *)head_operand(target, I64, true, base, &used);
+  j->entropy.loss = scratch_take(base, &used, rows);
+  j->entropy.row_weight = scratch_take(base, &used, rows);
+  j->lse = scratch_take(base, &used, rows);
+  j->logits = scratch_take(base, &used, (size_t)(j->chunk * j->entropy.classes) * size);
+  j->gb = c->out[3].data;
+  return used;
+}
+
+static int linear_cross_entropy_infer(Infer *I) {
+  const struct linear_cross_entropy_args *a = I->args;
+  const Meta *x = I->in[1], *w = I->in[2], *b = I->in[3], *t = I->in[4];
+  DType type = (DType)x->dtype;
+  int rc = infer_want_ndim(I, 0, 0);
+  if (!rc) rc = infer_want_ndim(I, 2, 2);
+  if (!rc) rc = infer_want_same_dtype(I, 2, 1);
+  if (!rc && b) rc = infer_want_same_dtype(I, 3, 1);
+  if (rc) return rc;
+  if (type != F32 && type != F64)
+    return infer_error(I, "x must be float32 or float64, is %s", dtype_name(type));
+  if (dtype_kind((DType)t->dtype) != KIND_INT)
+    return infer_error(I, "target must hold whole numbers, is %s", dtype_name((DType)t->dtype));
+  if (x->ndim == 0 || w->shape[0] == 0 || w->shape[1] == 0 ||
+      x->shape[x->ndim - 1] != w->shape[1] || meta_numel(x) != meta_numel(t) * w->shape[1] ||
+      (b && (b->ndim != 1 || b->shape[0] != w->shape[0])))
+    return infer_error(I,
+                       "x must be (..., k), w (classes, k), b (classes) and target have an "
+                       "element for each of x's lines");
+  if (!(a->label_smoothing >= 0 && a->label_smoothing <= 1))
+    return infer_error(I, "label_smoothing must lie between 0 and 1, is %g", a->label_smoothing);
+  rc = infer_shape(I, type, 0, NULL);
+  if (!rc) rc = infer_shape(I, type, x->ndim, x->shape);
+  if (!rc) rc = infer_shape(I, type, 2, w->shape);
+  return rc ? rc : infer_shape(I, type, 1, b ? b->shape : (int64_t[]){0});
+}
+
+static size_t linear_cross_entropy_scratch(const OpCall *c) {
+  HeadJob j;
+  return head_prepare(&j, c, NULL);
+}
+
+static double linear_cross_entropy_flops(const OpCall *c) {
+  return 6.0 * (double)view_numel(&c->in[1]) * (double)c->in[2].shape[0];
+}
+
+static int linear_cross_entropy_cpu(const OpCall *c) {
+  const struct linear_cross_entropy_args *a = c->args;
+  const View *w = &c->in[2];
+  HeadJob j;
+  int rc = check_labels(c->op->name, &c->in[4], w->shape[0], a->ignore_index);
+  if (rc) return rc;
+  head_prepare(&j, c, c->scratch);
+  int64_t classes = j.entropy.classes, k = j.width, counted = 0;
+  size_t size = dtype_size((DType)w->dtype);
+  char *gx = c->out[1].data, *gw = c->out[2].data;
+  for (int64_t i = 0; i < j.positions; i++) counted += j.label[i] != a->ignore_index;
+  double by = a->reduction == REDUCE_MEAN ? (double)counted : 1;
+  j.entropy.scale = dtype_get_f64((DType)c->in[0].dtype, c->in[0].data) / by;
+  if (j.b) memset(j.gb, 0, (size_t)classes * size);
+  if (!j.positions) memset(gw, 0, (size_t)(classes * k) * size);
+  for (j.first = 0; j.first < j.positions; j.first += j.chunk) {
+    int64_t n = j.positions - j.first < j.chunk ? j.positions - j.first : j.chunk;
+    const char *x = j.x + (size_t)(j.first * k) * size;
+    head_product(j.cls, false, true, n, classes, k, x, k, j.w, k, false, j.logits);
+    mf_parallel(n, LINES_GRAIN / classes + 1, j.cls == PW_F32 ? head_rows_f32 : head_rows_f64, &j);
+    head_product(j.cls, false, false, n, k, classes, j.logits, classes, j.w, k, false,
+                 gx + (size_t)(j.first * k) * size);
+    head_product(j.cls, true, false, classes, k, n, j.logits, classes, x, k, j.first > 0, gw);
+    if (j.b)
+      mf_parallel(classes, LINES_GRAIN / n + 1, j.cls == PW_F32 ? head_bias_f32 : head_bias_f64,
+                  &j);
+  }
+  dtype_set_f64((DType)c->out[0].dtype, c->out[0].data,
+                sum_of(j.entropy.loss, j.cls, j.positions) / by);
+  return 0;
+}
+
+/* Split by positions, where the loss is a sum. */
+static int linear_cross_entropy_sbp(SbpAsk *q) {
+  const struct linear_cross_entropy_args *a = q->args;
+  for (int d = 0; d < q->in[4]->ndim && a->reduction == REDUCE_SUM; d++) {
+    if (q->in[1]->ndim != q->in[4]->ndim + 1) return 0;
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[1] = row[4] = row[q->n_in + 1] = sbp_split(d);
+    row[q->n_in] = row[q->n_in + 2] = row[q->n_in + 3] = (Sbp){SBP_P, 0};
+  }
+  return 0;
+}
+
+/* cross_entropy of linear(x, w, b), and its gradients for x, w and b, times g. Made by compiled
+ * steps of the forward and the backward ops, so that it has no gradient itself; without b its
+ * gradient is empty. */
+OP(linear_cross_entropy,
+   .signature =
+       "linear_cross_entropy(Tensor g, Tensor x, Tensor w, Tensor? b, Tensor target, *, int "
+       "ignore_index=-100, str(mean|sum) reduction=mean, float label_smoothing=0) -> (Tensor loss, "
+       "Tensor gx, Tensor gw, Tensor gb)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = linear_cross_entropy_sbp,
+   .infer = linear_cross_entropy_infer, .cpu = linear_cross_entropy_cpu,
+   .scratch = linear_cross_entropy_scratch, .flops = linear_cross_entropy_flops)

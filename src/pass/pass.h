@@ -54,6 +54,7 @@ void pass_algebra(Graph *g, const PassSettings *s);
 void pass_remat(Graph *g, const PassSettings *s);
 void pass_remat_budget(Graph *g, const PassSettings *s);
 void pass_layout(Graph *g, const PassSettings *s);
+void pass_fuse_loss(Graph *g, const PassSettings *s);
 void pass_fuse_norm(Graph *g, const PassSettings *s);
 void pass_fuse_act(Graph *g, const PassSettings *s);
 void pass_recompute(Graph *g, const PassSettings *s);

@@ -18,6 +18,8 @@ const Pass pass_table[] = {
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},
     {"remat", pass_remat, "behind cse, which would make one of what is computed twice"},
+    {"fuse_loss", pass_fuse_loss,
+     "behind cse, for logits that are one value; dce cleans up behind it"},
     {"dce", pass_dce, "what the others left without use"},
     {"layout", pass_layout, "when all convolutions are there, and before ops that hide others"},
     {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
