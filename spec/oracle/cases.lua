@@ -664,6 +664,37 @@ function cases.attention_backward(v, add)
   one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:n(3, 5), scale = 0.5 }, 4)
   one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:b(v.B, 1, 3, 5), scale = 0.5 }, 4)
 end
+-- Attention as programs write it out, with and without dropout: the forward ops, and their backwards on what these give.
+local function written_out(v, each)
+  each { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 6), scale = 0.5, fill = -1e9 }
+  each { q = v:n(v.B, 2, 4, 4), k = v:n(v.B, 2, 4, 4), v = v:n(v.B, 2, 4, 4), is_causal = true, scale = 0.5,
+    fill = -math.huge }
+  each { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:n(3, 5), scale = 0.5,
+    fill = -math.huge }
+  each { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:b(v.B, 1, 3, 5), scale = 0.5,
+    fill = -2 }
+end
+local function backwards(name, more)
+  return function(v, add)
+    written_out(v, function(args)
+      local options = { is_causal = args.is_causal, scale = args.scale, fill = args.fill }
+      for key, value in pairs(more) do args[key], options[key] = value, value end
+      args.y, args.lse = mf[name](args.q, args.k, args.v, args.mask, options)
+      args.g = v:n(v.B, 2, args.q.shape[3], args.v.shape[4])
+      add(args)
+    end)
+  end
+end
+cases.plain_attention = written_out
+cases.plain_attention_backward = backwards('_plain_attention', {})
+function cases.drop_attention(v, add)
+  written_out(v, function(args)
+    args.p = 0.3
+    add(args)
+  end)
+  add { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), scale = 0.5, p = 0.3 }
+end
+cases.drop_attention_backward = backwards('_drop_attention', { p = 0.3 })
 function cases.cross_entropy(v, add)
   add { x = v:n(v.B, 5 * v.L), target = v:i(0, 5, v.B) }
   add { x = v:n(v.B, 5), target = v:i(0, 5, v.B), weight = v:u(.5, 2, 5), label_smoothing = 0.1 }

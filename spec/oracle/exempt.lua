@@ -43,7 +43,7 @@ return {
     arange = index, linspace = index, logspace = index, eye = index,
     rand = draws, randn = draws, randint = draws, randperm = draws, bernoulli = draws, ['bernoulli_'] = draws,
     normal = draws, ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws,
-    dropout = draws, dropout_backward = draws,
+    dropout = draws, dropout_backward = draws, drop_attention = draws, drop_attention_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
     micro_unpack = micro, micro_mean = micro, micro_pack = micro, micro_last = micro,
     slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,

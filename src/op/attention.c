@@ -10,23 +10,38 @@
  * Operands are read where they lie as long as their last dim is dense and their rows do not
  * overlap; others, and small floats, through dense float32 copies in scratch. The result has the
  * order of dims in memory that q has: heads cut out of one projection give a result that joins
- * without a copy. A row that may see no key gives zeros. */
+ * without a copy. A row that may see no key gives zeros.
+ *
+ * Attention that a program wrote out, as products and a softmax, has its own two ops: a score that
+ * is not seen is the number that the program filled in, rows of which nothing is seen are what
+ * softmax makes of them, and the weights may go through dropout, whose words are drawn anew for the
+ * places that are worked on. */
 #include "copy_views.h"
 #include "dnn.h"
 #include "gemm.h"
 #include "line_math.h"
 #include "op_args.h"
 #include "pointwise.h"
+#include "rng.h"
 
 enum { ROWS = 64, KEYS = 512, OPERANDS = 9 };
 
 /* In the order of the operands: inputs, then the gradients. */
 enum { Q, K, V, Y, G, LSE, GQ, GK, GV };
 
+/* What the ops differ in. `plain`: as a program wrote it out; then `fill` is the score of what the
+ * mask hides. `drops`: words below `threshold` make weights 0, others are multiplied by `keep`. */
+typedef struct Manner {
+  double scale, fill, keep;
+  bool causal, plain, drops;
+  uint64_t threshold;
+  RngKey key;
+} Manner;
+
 typedef struct Attention {
   int64_t n, m, d, dv; /* rows, keys, and their lengths */
-  double scale;
-  bool causal, mask_bool;
+  Manner how;
+  bool mask_bool;
   int nb;
   int64_t batch[MF_MAX_DIMS];
   void *data[OPERANDS];
@@ -36,25 +51,41 @@ typedef struct Attention {
   const char *mask;
   size_t mask_size;
   int64_t mask_batch[MF_MAX_DIMS], mask_step[2];
+  int64_t draw_first, draw_batch[MF_MAX_DIMS]; /* numbers of weights among those of the whole */
 } Attention;
 
 typedef struct Head {
   void *q, *k, *v, *y, *g, *lse, *gq, *gk, *gv;
   const char *mask;
+  int64_t draw; /* the number of its first weight */
 } Head;
 
 static void head_set(const Attention *t, int64_t index, Head *h) {
   int64_t at[OPERANDS] = {0}, mask = 0;
+  h->draw = t->draw_first;
   for (int d = t->nb - 1; d >= 0; d--) {
     int64_t x = index % t->batch[d];
     index /= t->batch[d];
     for (int k = 0; k < OPERANDS; k++) at[k] += x * t->step[k][d];
     mask += x * t->mask_batch[d];
+    h->draw += x * t->draw_batch[d];
   }
   void **to[OPERANDS] = {&h->q, &h->k, &h->v, &h->y, &h->g, &h->lse, &h->gq, &h->gk, &h->gv};
   for (int k = 0; k < OPERANDS; k++)
     *to[k] = t->data[k] ? (char *)t->data[k] + at[k] * (int64_t)t->size : NULL;
   h->mask = t->mask ? t->mask + mask * (int64_t)t->mask_size : NULL;
+}
+
+/* The words of weights [first, first + n) of the whole, n <= KEYS. */
+static void draw_words(const Attention *t, int64_t first, int64_t n, uint32_t *words) {
+  uint32_t group[4][RNG_LANES];
+  for (int64_t at = 0; at < n;) {
+    int64_t skip = (first + at) % RNG_GROUP32, m = RNG_GROUP32 - skip;
+    if (m > n - at) m = n - at;
+    rng_group(t->how.key.seed, t->how.key.stream, (uint64_t)(first + at) / RNG_GROUP32, group);
+    memcpy(words + at, &group[0][0] + skip, sizeof *words * (size_t)m);
+    at += m;
+  }
 }
 
 static void gemm_part_f32(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const float *a,
@@ -164,16 +195,25 @@ static void attention_mask(Attention *t, const Scheme *s, const View *mask, char
   t->mask_size = dtype_size((DType)m.dtype);
 }
 
-static void attention_set(Attention *t, const Scheme *s, const View *mask, bool causal,
-                          double scale, char *scratch) {
+/* Where the weights are in the whole, of which y is a part of some batch indices. */
+static void attention_draws(Attention *t, const View *y) {
+  int64_t step = t->n * t->m;
+  for (int d = t->nb - 1; d >= 0; d--) {
+    t->draw_batch[d] = step;
+    if (y->whole) t->draw_first += y->start[d] * step;
+    step *= y->whole ? y->whole[d] : y->shape[d];
+  }
+}
+
+static void attention_set(Attention *t, const Scheme *s, const View *mask, Manner how,
+                          char *scratch) {
   const View *q = s->given[Q], *k = s->given[K], *v = s->given[V];
   int nd = q->ndim;
   *t = (Attention){.n = q->shape[nd - 2],
                    .m = k->shape[nd - 2],
                    .d = q->shape[nd - 1],
                    .dv = v->shape[nd - 1],
-                   .scale = scale,
-                   .causal = causal,
+                   .how = how,
                    .nb = nd - 2,
                    .size = dtype_size(s->compute)};
   memcpy(t->batch, q->shape, sizeof(int64_t) * (size_t)t->nb);
@@ -271,6 +311,23 @@ static void forward_views(const OpCall *c, const View **given) {
       sizeof(View *) * OPERANDS);
 }
 
+static Manner manner(bool is_causal, double scale) {
+  return (Manner){.scale = scale, .causal = is_causal};
+}
+
+static Manner plain_manner(bool is_causal, double scale, double fill) {
+  return (Manner){.scale = scale, .causal = is_causal, .plain = true, .fill = fill};
+}
+
+/* Of attention with dropout: how it is without. */
+static Manner drop_manner(Manner how, double p, RngKey key) {
+  how.drops = true;
+  how.keep = p < 1 ? 1 / (1 - p) : 0;
+  how.threshold = (uint64_t)(p * 0x1p32);
+  how.key = key;
+  return how;
+}
+
 /* `products` of (Lq, D) by (Lk, D) a head; half of them where later keys are not seen. */
 static double attention_products(const OpCall *c, double products, bool is_causal) {
   const View *q = &c->in[0], *k = &c->in[1];
@@ -294,20 +351,25 @@ static size_t attention_scratch(const OpCall *c) {
   return s.total;
 }
 
-static int attention_cpu(const OpCall *c) {
-  const struct attention_args *a = c->args;
+static int forward(const OpCall *c, Manner how) {
   const View *given[OPERANDS];
   Scheme s;
   Attention t;
   forward_views(c, given);
   scheme_set(&s, given, &c->in[3]);
-  attention_set(&t, &s, &c->in[3], a->is_causal, a->scale, c->scratch);
+  attention_set(&t, &s, &c->in[3], how, c->scratch);
+  if (how.drops) attention_draws(&t, &c->out[0]);
   int64_t heads = shape_numel(t.nb, t.batch);
   if (view_numel(&c->out[1]))
     mf_parallel(heads * ((t.n + ROWS - 1) / ROWS), 1,
                 s.compute == F64 ? forward_range_f64 : forward_range_f32, &t);
   attention_store(&t, &s);
   return 0;
+}
+
+static int attention_cpu(const OpCall *c) {
+  const struct attention_args *a = c->args;
+  return forward(c, manner(a->is_causal, a->scale));
 }
 
 /* A causal mask depends on where a row stands in the whole. */
@@ -377,18 +439,23 @@ static size_t attention_backward_scratch(const OpCall *c) {
   return s.total;
 }
 
-static int attention_backward_cpu(const OpCall *c) {
-  const struct attention_backward_args *a = c->args;
+static int backward(const OpCall *c, Manner how) {
   const View *given[OPERANDS];
   Scheme s;
   Attention t;
   backward_views(c, given);
   scheme_set(&s, given, &c->in[6]);
-  attention_set(&t, &s, &c->in[6], a->is_causal, a->scale, c->scratch);
+  attention_set(&t, &s, &c->in[6], how, c->scratch);
+  if (how.drops) attention_draws(&t, &c->out[0]);
   mf_parallel(shape_numel(t.nb, t.batch), 1,
               s.compute == F64 ? backward_range_f64 : backward_range_f32, &t);
   attention_store(&t, &s);
   return 0;
+}
+
+static int attention_backward_cpu(const OpCall *c) {
+  const struct attention_backward_args *a = c->args;
+  return backward(c, manner(a->is_causal, a->scale));
 }
 
 static int attention_backward_sbp(SbpAsk *q) {
@@ -408,3 +475,104 @@ OP(attention_backward,
    .flags = OP_HIDDEN, .sbp_rule = attention_backward_sbp, .infer = attention_backward_infer,
    .cpu = attention_backward_cpu, .scratch = attention_backward_scratch,
    .flops = attention_backward_flops)
+
+/* -- As programs write it out ------------------------------------------------------------------ */
+
+static int plain_attention_cpu(const OpCall *c) {
+  const struct plain_attention_args *a = c->args;
+  return forward(c, plain_manner(a->is_causal, a->scale, a->fill));
+}
+
+static double plain_attention_flops(const OpCall *c) {
+  return attention_products(c, 2, ((const struct plain_attention_args *)c->args)->is_causal);
+}
+
+/* Softmax(scale q k' + mask) v, where a score that a bool mask hides is `fill`, and the logarithm
+ * of the softmax's sum. Made by compiled steps of the ops one after another, so that it has no
+ * gradient itself. */
+OP(plain_attention,
+   .signature =
+       "plain_attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, bool "
+       "is_causal=False, float scale, float fill) -> (Tensor y, Tensor lse)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp = "... L E, ... S E, ... S F, ... L S -> ... L F, ... L",
+   .infer = attention_infer, .cpu = plain_attention_cpu, .scratch = attention_scratch,
+   .flops = plain_attention_flops)
+
+static int plain_attention_backward_cpu(const OpCall *c) {
+  const struct plain_attention_backward_args *a = c->args;
+  return backward(c, plain_manner(a->is_causal, a->scale, a->fill));
+}
+
+static double plain_attention_backward_flops(const OpCall *c) {
+  const struct plain_attention_backward_args *a = c->args;
+  return attention_products(c, 5, a->is_causal);
+}
+
+/* The gradients of plain_attention; what is hidden has none. */
+OP(plain_attention_backward,
+   .signature =
+       "plain_attention_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor y, Tensor "
+       "lse, Tensor? mask=None, *, bool is_causal=False, float scale, float fill) -> "
+       "(Tensor q, Tensor k, Tensor v)",
+   .flags = OP_HIDDEN | OP_NO_GRAD,
+   .sbp =
+       "... L E, ... S E, ... S F, ... L F, ... L F, ... L, ... L S -> ... L E, ... S E, ... S "
+       "F",
+   .infer = attention_backward_infer, .cpu = plain_attention_backward_cpu,
+   .scratch = attention_backward_scratch, .flops = plain_attention_backward_flops)
+
+static int check_dropped(Infer *I, double p) {
+  return p >= 0 && p <= 1 ? 0 : infer_error(I, "p must lie between 0 and 1, is %g", p);
+}
+
+static int drop_attention_infer(Infer *I) {
+  int rc = check_dropped(I, ((const struct drop_attention_args *)I->args)->p);
+  return rc ? rc : attention_infer(I);
+}
+
+static int drop_attention_cpu(const OpCall *c) {
+  const struct drop_attention_args *a = c->args;
+  Manner how =
+      a->has_fill ? plain_manner(a->is_causal, a->scale, a->fill) : manner(a->is_causal, a->scale);
+  return forward(c, drop_manner(how, a->p, a->generator));
+}
+
+static double drop_attention_flops(const OpCall *c) {
+  return attention_products(c, 2, ((const struct drop_attention_args *)c->args)->is_causal);
+}
+
+/* plain_attention, without `fill` attention, whose weights go through dropout(p). */
+OP(drop_attention,
+   .signature =
+       "drop_attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, float p, bool "
+       "is_causal=False, float scale, float? fill=None, Generator? generator=None) -> "
+       "(Tensor y, Tensor lse)",
+   .flags = OP_HIDDEN | OP_NO_GRAD | OP_RANDOM, .infer = drop_attention_infer,
+   .cpu = drop_attention_cpu, .scratch = attention_scratch, .flops = drop_attention_flops)
+
+static int drop_attention_backward_infer(Infer *I) {
+  int rc = check_dropped(I, ((const struct drop_attention_backward_args *)I->args)->p);
+  return rc ? rc : attention_backward_infer(I);
+}
+
+static int drop_attention_backward_cpu(const OpCall *c) {
+  const struct drop_attention_backward_args *a = c->args;
+  Manner how =
+      a->has_fill ? plain_manner(a->is_causal, a->scale, a->fill) : manner(a->is_causal, a->scale);
+  return backward(c, drop_manner(how, a->p, a->generator));
+}
+
+static double drop_attention_backward_flops(const OpCall *c) {
+  const struct drop_attention_backward_args *a = c->args;
+  return attention_products(c, 5, a->is_causal);
+}
+
+/* The gradients of drop_attention, through the dropout of that key. */
+OP(drop_attention_backward,
+   .signature =
+       "drop_attention_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor y, Tensor "
+       "lse, Tensor? mask=None, *, float p, bool is_causal=False, float scale, float? "
+       "fill=None, Generator? generator=None) -> (Tensor q, Tensor k, Tensor v)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .infer = drop_attention_backward_infer,
+   .cpu = drop_attention_backward_cpu, .scratch = attention_backward_scratch,
+   .flops = drop_attention_backward_flops)

@@ -10,9 +10,9 @@
  * It gets any graph. A loss is taken where nothing but the four (with a bias five) ops of the
  * pattern reads the logits, their gradient and what the loss keeps for it, where nothing reads the
  * loss before its gradient stands, and where it pays: when the logits are larger than a chunk, and
- * than the gradient of the weights, which is made earlier than it would be. Sums over positions are
- * taken chunk by chunk, so the gradient of the weights may differ in its last bits; all else is
- * computed as before. One walk; each loss that is taken leaves the graph: it ends. */
+ * than the gradient of the weights, which is made earlier than it would be. Products are done chunk
+ * by chunk, with sums over positions added up, so all results may differ in their last bits. One
+ * walk; each loss that is taken leaves the graph: it ends. */
 #include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"
@@ -90,7 +90,7 @@ static bool find_products(Loss *l) {
     if (!r) return false;
     if (graph_is_op(r, OP_matmul) && r->in[0] == v && r->in[1] == w) l->input = r;
     else if (graph_is_op(r, OP_linear_weight) && r->in[0] == v && r->in[1] == x) l->weight = r;
-    else if (is_sum_of_lines(r)) l->bias = r;
+    else if (is_sum_of_lines(r) && r->out[0].shape[0] == w->shape[0]) l->bias = r;
     else return false;
   }
   bool bias = l->linear->in[2] != NULL;

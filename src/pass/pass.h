@@ -46,6 +46,7 @@ int pass_run_all(Graph *g, const PassSettings *s);
 /* -- The passes -------------------------------------------------------------------------------- */
 
 void pass_dce(Graph *g, const PassSettings *s);
+void pass_fuse_attention(Graph *g, const PassSettings *s);
 void pass_amp(Graph *g, const PassSettings *s);
 void pass_time(Graph *g, const PassSettings *s);
 void pass_cse(Graph *g, const PassSettings *s);

@@ -12,6 +12,9 @@
 
 const Pass pass_table[] = {
     {"dce", pass_dce, "traces are long, and much of the backward of a frozen layer is of no use"},
+    {"fuse_attention", pass_fuse_attention,
+     "before amp and algebra, which change what is between its products"},
+    {"dce", pass_dce, "what that has left"},
     {"amp", pass_amp, "before the others, which clean up behind it"},
     {"time", pass_time, "behind amp, so that parameters are cast once a step"},
     {"fold", pass_fold, "before algebra, whose rules look for constants"},
