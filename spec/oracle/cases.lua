@@ -664,7 +664,8 @@ function cases.attention_backward(v, add)
   one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:n(3, 5), scale = 0.5 }, 4)
   one({ q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 4), mask = v:b(v.B, 1, 3, 5), scale = 0.5 }, 4)
 end
--- Attention as programs write it out, with and without dropout: the forward ops, and their backwards on what these give.
+-- Attention as programs write it out, with and without dropout: the forward ops, and the backward ones on what
+-- these give.
 local function written_out(v, each)
   each { q = v:n(v.B, 2, 3, 4), k = v:n(v.B, 2, 5, 4), v = v:n(v.B, 2, 5, 6), scale = 0.5, fill = -1e9 }
   each { q = v:n(v.B, 2, 4, 4), k = v:n(v.B, 2, 4, 4), v = v:n(v.B, 2, 4, 4), is_causal = true, scale = 0.5,
@@ -679,6 +680,7 @@ local function backwards(name, more)
     written_out(v, function(args)
       local options = { is_causal = args.is_causal, scale = args.scale, fill = args.fill }
       for key, value in pairs(more) do args[key], options[key] = value, value end
+      if more.p then options.generator = mf.Generator():manual_seed(7) end
       args.y, args.lse = mf[name](args.q, args.k, args.v, args.mask, options)
       args.g = v:n(v.B, 2, args.q.shape[3], args.v.shape[4])
       add(args)

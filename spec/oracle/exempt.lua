@@ -29,7 +29,7 @@ return {
   -- Results that the library's own Lua does not differentiate by, by op.
   no_output_gradient = {
     cross_entropy = { lse = true, total = true },
-    attention = { lse = true },
+    attention = { lse = true }, plain_attention = { lse = true }, drop_attention = { lse = true },
     batch_norm = { mean = true, rstd = true, running_mean = true, running_var = true },
     batch_norm_act = { mean = true, rstd = true, running_mean = true, running_var = true },
   },

@@ -15,7 +15,8 @@
  * Attention that a program wrote out, as products and a softmax, has its own two ops: a score that
  * is not seen is the number that the program filled in, rows of which nothing is seen are what
  * softmax makes of them, and the weights may go through dropout, whose words are drawn anew for the
- * places that are worked on. */
+ * places that are worked on. Of a row they keep the largest score and the logarithm of the sum
+ * apart: next to a number like -1e9 nothing would be left of that. */
 #include "copy_views.h"
 #include "dnn.h"
 #include "gemm.h"
@@ -51,6 +52,7 @@ typedef struct Attention {
   const char *mask;
   size_t mask_size;
   int64_t mask_batch[MF_MAX_DIMS], mask_step[2];
+  int64_t lse_step;
   int64_t draw_first, draw_batch[MF_MAX_DIMS]; /* numbers of weights among those of the whole */
 } Attention;
 
@@ -214,6 +216,7 @@ static void attention_set(Attention *t, const Scheme *s, const View *mask, Manne
                    .d = q->shape[nd - 1],
                    .dv = v->shape[nd - 1],
                    .how = how,
+                   .lse_step = how.plain ? 2 : 1,
                    .nb = nd - 2,
                    .size = dtype_size(s->compute)};
   memcpy(t->batch, q->shape, sizeof(int64_t) * (size_t)t->nb);
@@ -288,7 +291,8 @@ static void order_as(Meta *out, const Meta *like) {
   }
 }
 
-static int attention_infer(Infer *I) {
+/* `rest`: numbers that are kept of a row; 0: the one lse. */
+static int forward_infer(Infer *I, int rest) {
   const Meta *q = I->in[0], *v = I->in[2];
   int rc = check_operands(I, 0, 1, 2);
   if (!rc) rc = check_mask(I, 3);
@@ -300,7 +304,12 @@ static int attention_infer(Infer *I) {
   rc = infer_shape(I, (DType)q->dtype, nd, shape);
   if (rc) return rc;
   if (q->stride[nd - 1] == 1) order_as(I->last, q);
-  return infer_shape(I, q->dtype == F64 ? F64 : F32, nd - 1, shape);
+  shape[nd - 1] = rest;
+  return infer_shape(I, q->dtype == F64 ? F64 : F32, rest ? nd : nd - 1, shape);
+}
+
+static int attention_infer(Infer *I) {
+  return forward_infer(I, 0);
 }
 
 static void forward_views(const OpCall *c, const View **given) {
@@ -391,7 +400,7 @@ OP(attention,
 /* -- Backward ---------------------------------------------------------------------------------- */
 
 /* g, y and lse must be as attention's results for q, k and v. */
-static int check_results(Infer *I) {
+static int check_results(Infer *I, int rest) {
   const Meta *q = I->in[0], *v = I->in[2];
   int64_t shape[MF_MAX_DIMS];
   int nd = q->ndim, rc = 0;
@@ -402,19 +411,24 @@ static int check_results(Infer *I) {
     if (!rc) rc = infer_want_shape(I, k, nd, shape);
   }
   if (!rc) rc = infer_want_float(I, 5);
-  return rc ? rc : infer_want_shape(I, 5, nd - 1, shape);
+  shape[nd - 1] = rest;
+  return rc ? rc : infer_want_shape(I, 5, rest ? nd : nd - 1, shape);
 }
 
-static int attention_backward_infer(Infer *I) {
+static int backward_infer(Infer *I, int rest) {
   int rc = check_operands(I, 0, 1, 2);
   if (!rc) rc = check_mask(I, 6);
-  if (!rc) rc = check_results(I);
+  if (!rc) rc = check_results(I, rest);
   for (int k = 0; k < 3 && !rc; k++) {
     const Meta *x = I->in[k];
     rc = infer_shape(I, (DType)x->dtype, x->ndim, x->shape);
     if (!rc && x->stride[x->ndim - 1] == 1) order_as(I->last, x);
   }
   return rc;
+}
+
+static int attention_backward_infer(Infer *I) {
+  return backward_infer(I, 0);
 }
 
 static void backward_views(const OpCall *c, const View **given) {
@@ -478,6 +492,16 @@ OP(attention_backward,
 
 /* -- As programs write it out ------------------------------------------------------------------ */
 
+enum { KEPT = 2 /* numbers of a row: the largest score, the logarithm of the sum of e^(s - it) */ };
+
+static int plain_attention_infer(Infer *I) {
+  return forward_infer(I, KEPT);
+}
+
+static int plain_attention_backward_infer(Infer *I) {
+  return backward_infer(I, KEPT);
+}
+
 static int plain_attention_cpu(const OpCall *c) {
   const struct plain_attention_args *a = c->args;
   return forward(c, plain_manner(a->is_causal, a->scale, a->fill));
@@ -487,15 +511,15 @@ static double plain_attention_flops(const OpCall *c) {
   return attention_products(c, 2, ((const struct plain_attention_args *)c->args)->is_causal);
 }
 
-/* Softmax(scale q k' + mask) v, where a score that a bool mask hides is `fill`, and the logarithm
- * of the softmax's sum. Made by compiled steps of the ops one after another, so that it has no
- * gradient itself. */
+/* softmax(scale q k' + mask) v, where a score that a bool mask hides is `fill`, and what the
+ * backward needs of each row. Made by compiled steps of the ops one after another, so that it has
+ * no gradient itself. */
 OP(plain_attention,
    .signature =
        "plain_attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, *, bool "
        "is_causal=False, float scale, float fill) -> (Tensor y, Tensor lse)",
-   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp = "... L E, ... S E, ... S F, ... L S -> ... L F, ... L",
-   .infer = attention_infer, .cpu = plain_attention_cpu, .scratch = attention_scratch,
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp = "... L E, ... S E, ... S F, ... L S -> ... L F, ... L T",
+   .infer = plain_attention_infer, .cpu = plain_attention_cpu, .scratch = attention_scratch,
    .flops = plain_attention_flops)
 
 static int plain_attention_backward_cpu(const OpCall *c) {
@@ -516,9 +540,9 @@ OP(plain_attention_backward,
        "(Tensor q, Tensor k, Tensor v)",
    .flags = OP_HIDDEN | OP_NO_GRAD,
    .sbp =
-       "... L E, ... S E, ... S F, ... L F, ... L F, ... L, ... L S -> ... L E, ... S E, ... S "
+       "... L E, ... S E, ... S F, ... L F, ... L F, ... L T, ... L S -> ... L E, ... S E, ... S "
        "F",
-   .infer = attention_backward_infer, .cpu = plain_attention_backward_cpu,
+   .infer = plain_attention_backward_infer, .cpu = plain_attention_backward_cpu,
    .scratch = attention_backward_scratch, .flops = plain_attention_backward_flops)
 
 static int check_dropped(Infer *I, double p) {
@@ -526,8 +550,9 @@ static int check_dropped(Infer *I, double p) {
 }
 
 static int drop_attention_infer(Infer *I) {
-  int rc = check_dropped(I, ((const struct drop_attention_args *)I->args)->p);
-  return rc ? rc : attention_infer(I);
+  const struct drop_attention_args *a = I->args;
+  int rc = check_dropped(I, a->p);
+  return rc ? rc : forward_infer(I, a->has_fill ? KEPT : 0);
 }
 
 static int drop_attention_cpu(const OpCall *c) {
@@ -551,8 +576,9 @@ OP(drop_attention,
    .cpu = drop_attention_cpu, .scratch = attention_scratch, .flops = drop_attention_flops)
 
 static int drop_attention_backward_infer(Infer *I) {
-  int rc = check_dropped(I, ((const struct drop_attention_backward_args *)I->args)->p);
-  return rc ? rc : attention_backward_infer(I);
+  const struct drop_attention_backward_args *a = I->args;
+  int rc = check_dropped(I, a->p);
+  return rc ? rc : backward_infer(I, a->has_fill ? KEPT : 0);
 }
 
 static int drop_attention_backward_cpu(const OpCall *c) {

@@ -43,7 +43,7 @@ static int64_t NAME(visible)(const Attention *t, int64_t row, int64_t rows) {
 static void NAME(forward_block)(const Attention *t, const Head *h, int64_t row, int64_t rows) {
   T s[ROWS * KEYS], most[ROWS], sum[ROWS];
   const T *q = (const T *)h->q + row * t->q_step, *k = h->k, *v = h->v;
-  T *y = (T *)h->y + row * t->y_step, *lse = (T *)h->lse + row;
+  T *y = (T *)h->y + row * t->y_step, *lse = (T *)h->lse + row * t->lse_step;
   int64_t all = NAME(visible)(t, row, rows);
   for (int64_t i = 0; i < rows; i++) most[i] = -INFINITY, sum[i] = 0;
   for (int64_t key = 0; key < all; key += KEYS) {
@@ -68,7 +68,8 @@ static void NAME(forward_block)(const Attention *t, const Head *h, int64_t row, 
     /* No key to be seen: zeros, and +inf makes the backward weights zero. */
     bool none = !all || (most[i] == -INFINITY && !t->how.plain);
     T scale = none ? 0 : 1 / sum[i];
-    lse[i] = none ? INFINITY : most[i] + log(sum[i]);
+    if (t->how.plain) lse[2 * i] = most[i], lse[2 * i + 1] = log(sum[i]);
+    else lse[i] = none ? INFINITY : most[i] + log(sum[i]);
     for (int64_t c = 0; c < t->dv; c++)
       y[i * t->y_step + c] = none ? 0 : y[i * t->y_step + c] * scale;
   }
@@ -94,20 +95,21 @@ static void NAME(clear)(T *x, int64_t rows, int64_t cols, int64_t step) {
  * weights; then w are those that met the values. */
 static void NAME(row_gradients)(const Attention *t, const Head *h, int64_t row, int64_t key,
                                 int64_t keys, T minus, T *w, T *d) {
-  T scale = (T)t->how.scale, base = ((const T *)h->lse)[row];
+  const T *lse = (const T *)h->lse + row * t->lse_step;
+  T scale = (T)t->how.scale, base = lse[0], sum = t->how.plain ? lse[1] : 0;
   if (t->how.drops) {
     uint32_t words[KEYS];
     T keep = (T)t->how.keep;
     draw_words(t, h->draw + row * t->m + key, keys, words);
     for (int64_t j = 0; j < keys; j++) {
       bool kept = words[j] >= t->how.threshold;
-      T e = exp(w[j] - base);
+      T e = exp(w[j] - base - sum);
       d[j] = e * ((kept ? d[j] * keep : 0) - minus) * scale;
       w[j] = kept ? e * keep : 0;
     }
   } else {
     PW_IVDEP for (int64_t j = 0; j < keys; j++) {
-      w[j] = exp(w[j] - base);
+      w[j] = exp(w[j] - base - sum);
       d[j] = w[j] * (d[j] - minus) * scale;
     }
   }

@@ -488,7 +488,11 @@ static GraphNode *add_forward(Match *m, GraphValue **in) {
   const GraphValue *y = &m->product->out[0];
   n->where = m->product->where;
   graph_describe(m->g, &n->out[0], (DType)y->dtype, y->device, y->ndim, y->shape);
-  graph_describe(m->g, &n->out[1], y->dtype == F64 ? F64 : F32, y->device, y->ndim - 1, y->shape);
+  int64_t kept[MF_MAX_DIMS]; /* of each row: two numbers, or one without a dim of its own */
+  memcpy(kept, y->shape, sizeof *kept * (size_t)y->ndim);
+  kept[y->ndim - 1] = 2;
+  graph_describe(m->g, &n->out[1], y->dtype == F64 ? F64 : F32, y->device,
+                 fills(m) ? y->ndim : y->ndim - 1, kept);
   return n;
 }
 
