@@ -123,7 +123,7 @@ local function check_compiled(op, list, outputs, how)
   end
   assert(slopes > 0 or not slope, 'no case has a gradient')
 end
-each('compiled', function(op, outputs) check_compiled(op, Cases.list(op), outputs, {}) end, is_planned)
+each('compiled', function(op, outputs) check_compiled(op, Cases.list(op), outputs) end, is_planned)
 each('compiled in float32', function(op, outputs)
   local list = Cases.list(op)
   for k, args in ipairs(list) do list[k] = Layout.with_dtype(op, args, mf.float32) end

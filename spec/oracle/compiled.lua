@@ -1,7 +1,7 @@
 -- The same call as a compiled step, forward and backward: bit for bit what it gives by itself, or where
 -- passes may change the order of sums, `near` (relative). Tensors are arguments of the step; those that the
 -- op writes are captured, so that both ways in are covered. `how`: {memory = a function that puts a tensor
--- into other memory, passes = of mf.compile, near = }.
+-- into other memory, passes = of mf.compile, near = }; nil: none of these.
 local mf = require 'moonflow'
 local Gradient = require 'spec.oracle.gradient'
 local Run = require 'spec.oracle.run'
@@ -57,6 +57,7 @@ local function as_it_is(t) return t end
 
 -- Outputs, then what was written, of one case.
 function Compiled.check_forward(op, args, how)
+  how = how or {}
   local memory = how.memory or as_it_is
   op = without_generator(op)
   local slots = Run.tensors(op, args)
@@ -88,6 +89,7 @@ end
 
 -- Gradients by the float inputs that the op's gradient serves.
 function Compiled.check_backward(op, args, exempt, how)
+  how = how or {}
   local memory = how.memory or as_it_is
   op = without_generator(op)
   local slots, served, leaves = Run.tensors(op, args), {}, {}

@@ -90,7 +90,7 @@ static int micro_pack_infer(Infer *I) {
   memcpy(shape, x->shape, sizeof *shape * (size_t)x->ndim);
   if (!x->ndim) shape[0] = 1;
   if (__builtin_mul_overflow(shape[0], a->n, &shape[0]))
-    return infer_error(I, "%lld micro-batches are too many", (long long)a->n);
+    return infer_error(I, "n is %lld, and so many micro-batches are too large", (long long)a->n);
   rc = infer_shape(I, (DType)x->dtype, x->ndim ? x->ndim : 1, shape);
   if (!rc && x->ndim && shape_is_dense(x->ndim, x->shape, x->stride) && x->shape[0] &&
       x->stride[0] * x->shape[0] == meta_numel(x))
