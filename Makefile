@@ -203,6 +203,8 @@ uninstall:
 clean:
 	rm -rf build
 
+include kernels/build.mk
+
 # -- Runs -----------------------------------------------------------------------------------------
 
 demo: all $(BUILD)/packages-demo
@@ -234,10 +236,8 @@ $(BUILD)/lint/%.ok: src/% $(NEEDS)
 headers: $(HEADERS:src/%=$(BUILD)/lint/%.ok)
 lint: objects headers $(BUILD)/packages-lint
 	@luajit spec/tools/lint.lua $(BUILD) $(LAYERS)
-format: $(BUILD)/packages-lint
-	@luajit spec/tools/format.lua
-size:
-	@luajit spec/tools/size.lua
+format: $(BUILD)/packages-lint ; @luajit spec/tools/format.lua
+size: ; @luajit spec/tools/size.lua
 
 # Compiles everything for arm64, and links where Debian's arm64 libraries are installed. libdnnl-dev
 # cannot be installed for two architectures at once, so that library is named by its file, as ZeroMQ's.

@@ -50,7 +50,8 @@ local function to_device(x, device)
     local text = "to: a tensor on the meta device has no data to bring to '%s'; modules have to_empty"
     fail(text, device)
   end
-  return mf.empty_like(x, { device = device })
+  if device == 'meta' then return mf.empty_like(x, { device = device }) end
+  return mf._transfer(x, device)
 end
 
 -- With one channel or one pixel a dense tensor lies in both formats; is it marked as channels_last
@@ -82,6 +83,7 @@ function Tensor.to(x, ...)
   end
   local y = x
   if dtype and dtype ~= y.dtype then y = mf._cast(y, dtype) end
+  if device then device = mf.device(device) end
   if device and device ~= y.device then y = to_device(y, device) end
   if o.memory_format and o.memory_format ~= 'preserve' then
     y = y:contiguous { memory_format = o.memory_format }

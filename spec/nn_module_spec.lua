@@ -262,7 +262,7 @@ describe('a method', function()
     assert.equal(x, x:to 'float32')
     for text, f in pairs {
       [": to: there is no device 'cuda'"] = function() x:to 'cuda' end,
-      [": to: there is no device 'flaot32'; there are 'cpu' and 'meta'; did you mean 'float32'?"] = function()
+      [": to: there is no device 'flaot32'; there are 'cpu', 'meta' and 'cuda'; did you mean 'float32'?"] = function()
         x:to 'flaot32'
       end,
       [": to: dtype must be a dtype such as mf.float32, is 'itn64'; did you mean 'int64'?"] = function()

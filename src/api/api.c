@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "err.h"
+#include "plugin.h"
 #include "state_int.h"
 #include "thread.h"
 
@@ -64,10 +65,9 @@ void mf_interrupt(mf_context *context) {
 /* The device of that name; NULL with the error set. */
 static Device *find_device(const char *function, mf_context *context, const char *name) {
   Context *c = (Context *)context;
-  for (int t = 0; c && name && t < CONTEXT_DEVICE_TYPES; t++)
-    if (c->devices[t] && !strcmp(c->devices[t]->api->name, name)) return c->devices[t];
+  int slot;
   if (!c || !name) wrong_null(function, c ? "device" : "context");
-  else err_set(MF_EINVAL, "%s: there is no device '%.40s'", function, name);
+  else if (!plugin_find_device(c, function, name, &slot)) return c->devices[slot];
   return NULL;
 }
 

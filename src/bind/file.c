@@ -78,13 +78,20 @@ static int read_metadata(lua_State *L, int index, SafetensorsPair *pairs) {
   return 0;
 }
 
-/* Writes one tensor; in row-major order, whatever its strides are. */
-static int write_tensor(State *S, SafetensorsOut *o, const SafetensorsEntry *e, Tensor *t) {
+/* Writes one tensor, which the host can read; in row-major order, whatever its strides are. */
+static int write_host(State *S, SafetensorsOut *o, const SafetensorsEntry *e, Tensor *t) {
   if (meta_is_contiguous(&t->m)) return safetensors_write(o, e, tensor_data(t));
   Tensor *copy = eager_op(S->E, OP_clone, 1, &t, &(struct clone_args){.memory_format = 1});
   if (!copy) return err_prefix(MF_ENOMEM, "save");
   int code = safetensors_write(o, e, tensor_data(copy));
   tensor_release(copy);
+  return code;
+}
+
+static int write_tensor(State *S, SafetensorsOut *o, const SafetensorsEntry *e, Tensor *t) {
+  Tensor *host = tensor_to_host(t);
+  int code = host ? write_host(S, o, e, host) : MF_EIO;
+  tensor_release(host);
   return code;
 }
 
@@ -141,12 +148,23 @@ static void *close_when_collected(lua_State *L, lua_CFunction close) {
   return lua_touserdata(L, -1);
 }
 
+/* Reads an entry's contents into t, which is contiguous. */
+static int read_into(State *S, const Safetensors *f, const SafetensorsEntry *e, Tensor *t) {
+  if (!tensor_has_data(t)) return 0;
+  if (t->storage->device->api->on_host) return safetensors_read(f, e, tensor_data(t));
+  Tensor *host = tensor_create(S->E, e->dtype, e->ndim, e->shape, DEVICE_CPU);
+  int code = host ? safetensors_read(f, e, tensor_data(host)) : MF_ENOMEM;
+  if (!code) code = tensor_transfer(t, host);
+  tensor_release(host);
+  return code;
+}
+
 /* Pushes the tensor of an entry. */
 static int load_entry(State *S, lua_State *L, const Safetensors *f, const SafetensorsEntry *e,
                       int device) {
   Tensor *t = tensor_create(S->E, e->dtype, e->ndim, e->shape, device);
   if (!t) return MF_ENOMEM;
-  int code = tensor_has_data(t) ? safetensors_read(f, e, tensor_data(t)) : 0;
+  int code = read_into(S, f, e, t);
   if (code) tensor_release(t);
   else bind_push(S, L, t);
   return code;

@@ -91,7 +91,7 @@ static int device(lua_State *L) {
 
 static int get_default_device(lua_State *L) {
   State *S = bind_state(L);
-  lua_pushstring(L, S->context->devices[S->E->device]->api->name);
+  lua_pushstring(L, S->context->devices[S->E->device]->name);
   return 1;
 }
 

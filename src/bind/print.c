@@ -166,13 +166,19 @@ static void put_dims(Str *s, const Format *f, int d, const char *p, int64_t inde
   str_puts(s, "]");
 }
 
-static void put_contents(Str *s, const PrintOptions *o, const Tensor *t, int64_t indent) {
+static void put_contents(Str *s, const PrintOptions *o, Tensor *t, int64_t indent) {
   if (meta_numel(&t->m) == 0) {
     str_puts(s, "[]");
     return;
   }
-  Format f = find_format(o, t);
-  put_dims(s, &f, 0, tensor_data(t), indent);
+  Tensor *host = tensor_to_host(t);
+  if (!host) {
+    str_printf(s, "[%s]", err_text());
+    return;
+  }
+  Format f = find_format(o, host);
+  put_dims(s, &f, 0, tensor_data(host), indent);
+  tensor_release(host);
 }
 
 /* -- Suffixes ---------------------------------------------------------------------------------- */
@@ -234,7 +240,7 @@ static void put_suffixes(Suffixes *x, State *S, Tensor *t, bool meta) {
   const char *last = strrchr(x->s->text, '\n');
   x->line = x->s->n - (last ? (size_t)(last - x->s->text) : (size_t)-1) + 1;
   if (t->m.device != DEVICE_CPU)
-    put_suffix(x, "device='%s'", S->context->devices[t->m.device]->api->name);
+    put_suffix(x, "device='%s'", S->context->devices[t->m.device]->name);
   if (meta || (empty && t->m.ndim != 1) || (!empty && !x->o->edgeitems))
     put_suffix(x, "size=%s", shape_text(t->m.ndim, t->m.shape, shape));
   if (dtype != F32 && (meta || empty || (dtype != I64 && dtype != BOOL)))

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "op_program.h"
+#include "plugin.h"
 #include "state.h"
 
 static const double whole_limit =
@@ -80,18 +81,9 @@ int bind_read_device(State *S, lua_State *L, int index, const char *function, co
                      int64_t *out) {
   char what[160];
   if (lua_type(L, index) == LUA_TSTRING) {
-    const char *name = lua_tostring(L, index);
-    for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++) {
-      Device *d = S->context->devices[t];
-      if (!d) continue;
-      size_t n = strlen(d->api->name);
-      if (strncmp(name, d->api->name, n) == 0 && (!name[n] || strcmp(name + n, ":0") == 0)) {
-        *out = t;
-        return 0;
-      }
-    }
-    return err_set(MF_EINVAL, "%s: there is no device '%.40s'; there are 'cpu' and 'meta'",
-                   function, name);
+    int slot, rc = plugin_find_device(S->context, function, lua_tostring(L, index), &slot);
+    *out = slot;
+    return rc;
   }
   return err_set(MF_EINVAL, "%s: %s must be a device such as 'cpu', is %s", function, arg,
                  bind_describe(S, L, index, what, sizeof what));

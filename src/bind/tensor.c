@@ -75,7 +75,7 @@ static Tensor *data_of(Tensor *t) {
 }
 
 static void push_device(State *S, lua_State *L, const Tensor *t) {
-  lua_pushstring(L, S->context->devices[t->m.device]->api->name);
+  lua_pushstring(L, S->context->devices[t->m.device]->name);
 }
 
 static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {

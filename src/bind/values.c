@@ -235,11 +235,9 @@ static int tensor_of_tensor(State *S, Tensor *source, int64_t dtype, Tensor **ou
   return *out ? 0 : MF_EINVAL;
 }
 
-static int on_device(State *S, Tensor **t, int64_t device) {
+static int on_device(Tensor **t, int64_t device) {
   if ((*t)->m.device == device) return 0;
-  if (device != DEVICE_META) return err_set(MF_EUNSUPPORTED, "tensor: cannot copy to this device");
-  Tensor *moved =
-      tensor_create(S->E, (DType)(*t)->m.dtype, (*t)->m.ndim, (*t)->m.shape, (int)device);
+  Tensor *moved = tensor_move(*t, (int)device);
   tensor_release(*t);
   *t = moved;
   return moved ? 0 : MF_ENOMEM;
@@ -263,7 +261,7 @@ static int new_tensor(lua_State *L) {
                  dtype_name((DType)o.dtype));
   if (!rc)
     rc = source ? tensor_of_tensor(S, source, o.dtype, &t) : tensor_of_value(S, L, o.dtype, &t);
-  if (!rc) rc = on_device(S, &t, o.device);
+  if (!rc) rc = on_device(&t, o.device);
   if (!rc && o.requires_grad) {
     if (dtype_is_float((DType)t->m.dtype)) tensor_autograd(t)->requires_grad = true;
     else
@@ -330,8 +328,10 @@ static int item(lua_State *L) {
   int64_t i;
   if (tensor_item(t, NULL, &i)) return bind_raise(L);
   if (lua_isnoneornil(L, 2)) {
-    if (push_element(L, (DType)t->m.dtype, tensor_data(t), "item")) return bind_raise(L);
-    return 1;
+    Tensor *host = tensor_to_host(t);
+    int rc = host ? push_element(L, (DType)t->m.dtype, tensor_data(host), "item") : MF_EINVAL;
+    tensor_release(host);
+    return rc ? bind_raise(L) : 1;
   }
   if (lua_type(L, 2) != LUA_TSTRING || strcmp(lua_tostring(L, 2), "int64"))
     return bind_error(L, "item: the only option is 'int64', for cdata");
@@ -358,8 +358,11 @@ static int tolist(lua_State *L) {
   Tensor *t = bind_check_tensor(bind_state(L), L, 1, "tolist", "the first argument");
   if (!t->storage)
     return bind_error(L, "tolist: the tensor is row-sparse; :to_dense() makes it dense");
-  if (tensor_check_data(t, "tolist") || push_nested(L, t, 0, tensor_data(t))) return bind_raise(L);
-  return 1;
+  if (tensor_check_data(t, "tolist")) return bind_raise(L);
+  Tensor *host = tensor_to_host(t);
+  int rc = host ? push_nested(L, host, 0, tensor_data(host)) : MF_EINVAL;
+  tensor_release(host);
+  return rc ? bind_raise(L) : 1;
 }
 
 void bind_open_values(State *S, lua_State *L) {

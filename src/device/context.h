@@ -2,13 +2,14 @@
  * beside it. */
 #ifndef MF_CONTEXT_H
 #define MF_CONTEXT_H
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "device.h"
 
-enum { CONTEXT_DEVICE_TYPES = 3 };
+enum { CONTEXT_DEVICES = 16 };
 
 typedef struct Watch Watch; /* of op/watch.h */
 typedef struct Comm Comm;   /* of comm/comm.h */
@@ -20,9 +21,14 @@ struct Context {
   _Atomic(Watch *) watch;  /* NULL: launches are not watched */
   Watch *watch_kept;       /* the memory of that; NULL: it never was */
   int isa;                 /* which of the op tables suits this CPU; see op.h */
-  Device *devices[CONTEXT_DEVICE_TYPES]; /* by DeviceType, device 0; NULL where there is none */
-  Comm *comm;                            /* this rank's place in its job; NULL: none yet */
-  void (*comm_close)(Comm *);            /* at the end, when there is one */
+  /* By slot, which is a DeviceType of tensor/meta.h, the last of them followed by the further
+   * devices of its kind; NULL where there is none. Those of a plugin come when it is opened. */
+  Device *devices[CONTEXT_DEVICES];
+  pthread_mutex_t opening;    /* of the plugin */
+  atomic_int plugged;         /* how many devices it has; 0: not opened */
+  DeviceKernel **kernels;     /* of those devices */
+  Comm *comm;                 /* this rank's place in its job; NULL: none yet */
+  void (*comm_close)(Comm *); /* at the end, when there is one */
 };
 
 /* NULL when out of memory. Counted: the last release destroys it with its devices; tensors must be

@@ -179,35 +179,7 @@ static void *meta_alloc(Device *d, size_t bytes, Stream *s) {
   return NULL;
 }
 
-#define HOST_MEMBERS                                                                \
-  .release = cpu_release, .empty_cache = cpu_empty_cache, .copy = cpu_copy,         \
-  .stream_create = host_stream_create, .stream_destroy = host_stream_destroy,       \
-  .stream_synchronize = host_stream_synchronize, .event_create = host_event_create, \
-  .event_destroy = host_event_destroy, .event_record = host_event_order,            \
-  .event_wait = host_event_order, .event_done = host_event_done, .destroy = host_destroy
-
-static const DeviceApi cpu_api = {
-    .name = "cpu", .has_data = true, .alloc = cpu_alloc, HOST_MEMBERS};
-static const DeviceApi meta_api = {
-    .name = "meta", .has_data = false, .alloc = meta_alloc, HOST_MEMBERS};
-
-static Device *host_create(Context *context, const DeviceApi *api, int type) {
-  CpuDevice *c = mem_zalloc(sizeof *c);
-  if (!c) return NULL;
-  c->device = (Device){.api = api, .context = context, .type = type};
-  pthread_mutex_init(&c->lock, NULL);
-  return &c->device;
-}
-
-Device *cpu_device_create(Context *context) {
-  return host_create(context, &cpu_api, 0);
-}
-
-Device *meta_device_create(Context *context) {
-  return host_create(context, &meta_api, 1);
-}
-
-DeviceStats device_stats(Device *d) {
+static DeviceStats host_stats(Device *d) {
   CpuDevice *c = (CpuDevice *)d;
   pthread_mutex_lock(&c->lock);
   DeviceStats stats = c->stats;
@@ -215,9 +187,23 @@ DeviceStats device_stats(Device *d) {
   return stats;
 }
 
-void *stream_scratch(Stream *s, size_t bytes) {
+static void host_set_limit(Device *d, size_t bytes) {
+  CpuDevice *c = (CpuDevice *)d;
+  pthread_mutex_lock(&c->lock);
+  c->stats.limit = bytes;
+  pthread_mutex_unlock(&c->lock);
+}
+
+static void host_reset_peak(Device *d) {
+  CpuDevice *c = (CpuDevice *)d;
+  pthread_mutex_lock(&c->lock);
+  c->stats.peak = c->stats.in_use;
+  pthread_mutex_unlock(&c->lock);
+}
+
+static void *host_scratch(Stream *s, size_t bytes) {
   if (bytes > s->scratch_bytes) {
-    DeviceStats m = device_stats(s->device);
+    DeviceStats m = host_stats(s->device);
     if (bytes > SIZE_MAX / 4 || (m.limit && m.in_use + bytes > m.limit)) return NULL;
     free(s->scratch);
     s->scratch_bytes = 0;
@@ -227,18 +213,49 @@ void *stream_scratch(Stream *s, size_t bytes) {
   return s->scratch;
 }
 
+#define HOST_MEMBERS                                                                               \
+  .on_host = true, .release = cpu_release, .empty_cache = cpu_empty_cache, .copy = cpu_copy,       \
+  .scratch = host_scratch, .stats = host_stats, .set_limit = host_set_limit,                       \
+  .reset_peak = host_reset_peak, .stream_create = host_stream_create,                              \
+  .stream_destroy = host_stream_destroy, .stream_synchronize = host_stream_synchronize,            \
+  .event_create = host_event_create, .event_destroy = host_event_destroy,                          \
+  .event_record = host_event_order, .event_wait = host_event_order, .event_done = host_event_done, \
+  .destroy = host_destroy
+
+static const DeviceApi cpu_api = {.has_data = true, .alloc = cpu_alloc, HOST_MEMBERS};
+static const DeviceApi meta_api = {.has_data = false, .alloc = meta_alloc, HOST_MEMBERS};
+
+static Device *host_create(Context *context, const DeviceApi *api, const char *name, int slot) {
+  CpuDevice *c = mem_zalloc(sizeof *c);
+  if (!c) return NULL;
+  c->device = (Device){.api = api, .context = context, .slot = slot};
+  strcpy(c->device.name, name);
+  pthread_mutex_init(&c->lock, NULL);
+  return &c->device;
+}
+
+Device *cpu_device_create(Context *context) {
+  return host_create(context, &cpu_api, "cpu", 0);
+}
+
+Device *meta_device_create(Context *context) {
+  return host_create(context, &meta_api, "meta", 1);
+}
+
+DeviceStats device_stats(Device *d) {
+  return d->api->stats(d);
+}
+
 void device_set_limit(Device *d, size_t bytes) {
-  CpuDevice *c = (CpuDevice *)d;
-  pthread_mutex_lock(&c->lock);
-  c->stats.limit = bytes;
-  pthread_mutex_unlock(&c->lock);
+  d->api->set_limit(d, bytes);
 }
 
 void device_reset_peak(Device *d) {
-  CpuDevice *c = (CpuDevice *)d;
-  pthread_mutex_lock(&c->lock);
-  c->stats.peak = c->stats.in_use;
-  pthread_mutex_unlock(&c->lock);
+  d->api->reset_peak(d);
+}
+
+void *stream_scratch(Stream *s, size_t bytes) {
+  return s->device->api->scratch(s, bytes);
 }
 
 void *device_attach(Device *d, const void *key, void *(*create)(void), void (*destroy)(void *)) {

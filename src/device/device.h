@@ -1,5 +1,5 @@
 /* A device: memory, streams and events behind a table of functions. Members: cpu, meta (shapes
- * only, no data).
+ * only, no data), and those of a library that is opened when one is asked for (op/plugin.c).
  *
  * A Device belongs to one context and may be used from any thread. Work is launched on a Stream; on
  * the cpu it is done when the launch returns, elsewhere later. Memory freed on one stream is reused
@@ -15,15 +15,29 @@ typedef struct Context Context;
 typedef struct Device Device;
 typedef struct Stream Stream;
 typedef struct Event Event;
+typedef struct OpCall OpCall;             /* of op/op.h */
+typedef int DeviceKernel(const OpCall *); /* launches; 0, or a code with the error set */
+
+typedef struct DeviceStats {
+  size_t in_use, peak, cached, limit; /* bytes; limit 0: none */
+  uint64_t allocations;
+} DeviceStats;
 
 typedef struct DeviceApi {
-  const char *name; /* "cpu", "meta", ... */
-  bool has_data;    /* false: tensors have no memory and kernels are not run */
+  bool has_data; /* false: tensors have no memory and kernels are not run */
+  bool on_host;  /* the host may read and write the memory */
   /* Memory aligned to 64 bytes, NULL when there is none (never for 0 bytes asked: then any non-NULL
    * value). */
   void *(*alloc)(Device *, size_t bytes, Stream *);
   void (*release)(Device *, void *p, size_t bytes, Stream *);
   void (*empty_cache)(Device *);
+  /* Memory for kernels of one stream until they have run: see stream_scratch. */
+  void *(*scratch)(Stream *, size_t bytes);
+  DeviceStats (*stats)(Device *);
+  void (*set_limit)(Device *, size_t bytes);
+  void (*reset_peak)(Device *);
+  /* One of the two may be the host's, or another device's of the same kind. Host memory that is
+   * read may be reused on return; what is written there is there after stream_synchronize. */
   int (*copy)(Device *, void *dst, const void *src, size_t bytes, Stream *);
   Stream *(*stream_create)(Device *);
   void (*stream_destroy)(Stream *);
@@ -36,15 +50,13 @@ typedef struct DeviceApi {
   void (*destroy)(Device *);
 } DeviceApi;
 
-typedef struct DeviceStats {
-  size_t in_use, peak, cached, limit; /* bytes; limit 0: none */
-  uint64_t allocations;
-} DeviceStats;
-
 struct Device {
   const DeviceApi *api;
   Context *context;
-  int type, index; /* DeviceType of tensor/meta.h; 0-based */
+  DeviceKernel *const *kernels; /* by op id, NULL where there is none; NULL: those of the cpu */
+  int slot;                     /* in the context */
+  bool waits;                   /* each launch is followed by stream_synchronize */
+  char name[16];                /* "cpu", "meta", "cuda:1" */
 };
 
 struct Stream {

@@ -28,7 +28,7 @@ static void storage_init(Storage *s, Device *d, void *data, size_t bytes, Stream
 bool storage_open(Storage *s, Device *d, size_t bytes, void *room, size_t room_bytes,
                   Stream *stream) {
   void *data = d->api->has_data ? room : NULL;
-  bool inside = bytes <= room_bytes || !data;
+  bool inside = (bytes <= room_bytes && d->api->on_host) || !data;
   if (!inside && !(data = d->api->alloc(d, bytes, stream))) return false;
   storage_init(s, d, data, bytes, stream);
   s->inside = inside;
@@ -54,7 +54,7 @@ int storage_explain(Device *d, size_t bytes) {
   if (m.limit) snprintf(limit, sizeof limit, "%zu", m.limit);
   return err_set(MF_ENOMEM,
                  "out of memory on %s: requested %zu bytes, in use %zu, cached %zu, limit %s",
-                 d->api->name, bytes, m.in_use, m.cached, limit);
+                 d->name, bytes, m.in_use, m.cached, limit);
 }
 
 static void data_release(Storage *s) {

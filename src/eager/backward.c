@@ -360,7 +360,12 @@ static int drain(Pass *p) {
 static Tensor *ones_like(Eager *E, Tensor *t) {
   if (E->tracer) return eager_op(E, OP_ones_like, 1, &t, NULL);
   Tensor *one = tensor_create(E, (DType)t->m.dtype, t->m.ndim, t->m.shape, t->m.device);
-  if (one && tensor_has_data(one)) dtype_set_f64((DType)t->m.dtype, one->storage->data, 1);
+  if (!one || !tensor_has_data(one)) return one;
+  if (!E->context->devices[t->m.device]->api->on_host) {
+    tensor_release(one);
+    return eager_op(E, OP_ones_like, 1, &t, NULL);
+  }
+  dtype_set_f64((DType)t->m.dtype, one->storage->data, 1);
   return one;
 }
 

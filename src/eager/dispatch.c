@@ -16,7 +16,7 @@
 /* -- Checks ------------------------------------------------------------------------------------ */
 
 static const char *device_name(Eager *E, int type) {
-  return E->context->devices[type] ? E->context->devices[type]->api->name : "?";
+  return E->context->devices[type]->name;
 }
 
 static int dead_input(EagerCall *c, int k) {
@@ -111,12 +111,14 @@ static int no_data(Eager *E, EagerCall *c) {
                  c->op->name);
 }
 
-/* Views of the inputs for an op whose output's shape depends on data. */
-static int data_views(Eager *E, EagerCall *c, View *views) {
+/* Views of the inputs for an op whose output's shape depends on data: of copies, which are counted,
+ * where the host cannot read them. */
+static int data_views(Eager *E, EagerCall *c, View *views, Tensor **copies) {
   if (c->n_in > CALL_SMALL) return err_set(MF_EINVAL, "%s: too many inputs", c->op->name);
   for (int k = 0; k < c->n_in; k++) {
     if (c->in[k] && (E->tracer || !tensor_has_data(c->in[k]))) return no_data(E, c);
-    views[k] = tensor_view(c->in[k]);
+    if (c->in[k] && !(copies[k] = tensor_to_host(c->in[k]))) return MF_EUNSUPPORTED;
+    views[k] = tensor_view(copies[k]);
   }
   return 0;
 }
@@ -141,10 +143,17 @@ static int ask(Eager *E, EagerCall *c, const View *views) {
   return rc;
 }
 
-static int infer_outputs(Eager *E, EagerCall *c) {
+static int ask_with_data(Eager *E, EagerCall *c) {
   View views[CALL_SMALL];
-  int flags = c->op->spec[0]->flags, rc = flags & OP_DATA ? data_views(E, c, views) : 0;
-  if (!rc) rc = ask(E, c, flags & OP_DATA ? views : NULL);
+  Tensor *copies[CALL_SMALL] = {NULL};
+  int rc = data_views(E, c, views, copies);
+  if (!rc) rc = ask(E, c, views);
+  for (int k = 0; k < CALL_SMALL; k++) tensor_release(copies[k]);
+  return rc;
+}
+
+static int infer_outputs(Eager *E, EagerCall *c) {
+  int flags = c->op->spec[0]->flags, rc = flags & OP_DATA ? ask_with_data(E, c) : ask(E, c, NULL);
   if (rc) return rc;
   if (c->into) {
     rc = call_check_into(c, &c->out[0]->m);
@@ -175,6 +184,7 @@ static void fill_view(View *v, const Tensor *t) {
   v->ndim = t->m.ndim;
   v->dtype = t->m.dtype;
   v->number = t->m.number;
+  v->device = t->m.device;
 }
 
 static int out_of_scratch(EagerCall *c, size_t bytes) {
@@ -186,6 +196,22 @@ const char *eager_where(Eager *E) {
   return where ? E->owner.where_text(E->owner.ud, where) : NULL;
 }
 
+/* The kernel of an op on a device; NULL: there is none. */
+static DeviceKernel *kernel_on(const Device *d, const Op *op, const OpSpec *spec) {
+  return d->kernels ? d->kernels[op->id] : spec->cpu;
+}
+
+/* Runs the kernel, then waits for it where the user wants errors at the line that makes them. */
+static int launch_on(Eager *E, Device *d, DeviceKernel *kernel, const OpSpec *spec,
+                     const OpCall *call) {
+  Watch *watch = watch_of(E->context);
+  int rc = fault_launch(call->op->name);
+  if (!rc) rc = watch ? watch_launch(watch, kernel, spec, call, eager_where(E)) : kernel(call);
+  if (!rc && d->waits && (rc = d->api->stream_synchronize(call->stream)))
+    err_prefix(rc, call->op->name);
+  return rc;
+}
+
 static int launch(Eager *E, EagerCall *c) {
   const OpSpec *spec = c->op->spec[E->isa];
   View small[CALL_SMALL + 4], *views = small;
@@ -193,7 +219,11 @@ static int launch(Eager *E, EagerCall *c) {
   const Tensor *first = c->n_out ? c->out[0] : c->n_in ? c->in[0] : NULL;
   int device = first ? first->m.device : DEVICE_CPU;
   if (device == DEVICE_META) return 0;
-  if (!spec->cpu)
+  if (spec->flags & OP_TRANSFER && c->in[0]->m.device != device)
+    return tensor_transfer(c->out[0], c->in[0]);
+  Device *d = E->context->devices[device];
+  DeviceKernel *kernel = kernel_on(d, c->op, spec);
+  if (!kernel)
     return err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", c->op->name, device_name(E, device));
   if (n > CALL_SMALL + 4 && !(views = mem_alloc(sizeof *views * (size_t)n)))
     return err_set(MF_ENOMEM, "%s: out of memory", c->op->name);
@@ -205,14 +235,12 @@ static int launch(Eager *E, EagerCall *c) {
                  .out = views + c->n_in,
                  .n_in = c->n_in,
                  .n_out = c->n_out,
-                 .stream = E->streams[device]};
-  size_t scratch = spec->scratch ? spec->scratch(&call) : 0;
-  int rc = 0;
+                 .stream = eager_stream(E, device)};
+  size_t scratch = spec->scratch && !d->kernels ? spec->scratch(&call) : 0;
+  int rc = call.stream ? 0 : MF_EUNSUPPORTED;
   if (scratch && !(call.scratch = stream_scratch(call.stream, scratch)))
     rc = out_of_scratch(c, scratch);
-  Watch *watch = watch_of(E->context);
-  if (!rc) rc = fault_launch(c->op->name);
-  if (!rc) rc = watch ? watch_launch(watch, spec, &call, eager_where(E)) : spec->cpu(&call);
+  if (!rc) rc = launch_on(E, d, kernel, spec, &call);
   if (views != small) mem_free(views);
   return rc;
 }

@@ -75,9 +75,20 @@ int tensor_check_data(const Tensor *t, const char *what);
 /* Before t is read or written: waits for work that is at it. 0, or the code with which that failed.
  */
 static inline int tensor_settle(const Tensor *t);
+/* t as one that the host may read, counted: itself, or a copy without history of one that lies
+ * elsewhere, made when all launched before has run; t passes tensor_check_data. */
+Tensor *tensor_to_host(Tensor *t);
+/* The same on the device of a slot, its own included; with strides of its own if those are dense.
+ */
+Tensor *tensor_move(Tensor *t, int slot);
+/* Writes the bytes of src into dst, which has its dtype, shape and strides, dense ones, and is on
+ * another device. */
+int tensor_transfer(Tensor *dst, const Tensor *src);
+/* Zeros in the whole storage. */
+int tensor_clear(Tensor *t);
 /* One element as a double or int64 (exact for whole numbers); the tensor must have one element
  * that tensor_check_data lets pass. */
-int tensor_item(const Tensor *t, double *f, int64_t *i);
+int tensor_item(Tensor *t, double *f, int64_t *i);
 
 /* -- The state --------------------------------------------------------------------------------- */
 
@@ -148,9 +159,9 @@ typedef struct EagerOwner {
 
 struct Eager {
   Context *context;
-  Stream *streams[CONTEXT_DEVICE_TYPES];
-  EagerTracer *tracer;   /* NULL: calls are executed */
-  EagerPending *pending; /* a list; NULL: nothing goes on */
+  Stream *streams[CONTEXT_DEVICES]; /* those of plugins when first used; see eager_stream */
+  EagerTracer *tracer;              /* NULL: calls are executed */
+  EagerPending *pending;            /* a list; NULL: nothing goes on */
   bool grad_enabled, anomaly;
   uint64_t where;    /* while a gradient runs: the line of its forward call; 0: not known */
   int device;        /* where tensors without inputs are made */
@@ -176,6 +187,13 @@ void eager_free(Eager *E);             /* of eager_destroy and the last tensor *
 Eager *eager_create(Context *context); /* NULL when out of memory */
 /* Its memory goes back when its last tensor is gone. */
 void eager_destroy(Eager *E);
+
+/* The stream of a slot, made when it is wanted first; NULL with the error set. */
+Stream *eager_open_stream(Eager *E, int slot);
+static inline Stream *eager_stream(Eager *E, int slot) {
+  Stream *s = E->streams[slot];
+  return s ? s : eager_open_stream(E, slot);
+}
 
 /* Waits for the work behind the state's back that is at this storage; NULL: for all of it. */
 int eager_settle(Eager *E, Storage *s);

@@ -94,8 +94,9 @@ Tensor *tape_zeros(Eager *E, const GradMeta *m) {
     return eager_op(E, OP_zeros, 0, NULL, &args);
   }
   Tensor *z = tensor_create(E, (DType)m->dtype, m->ndim, m->shape, m->device);
-  if (z && tensor_has_data(z)) memset(z->storage->data, 0, z->storage->bytes);
-  return z;
+  if (!z || !tensor_clear(z)) return z;
+  tensor_release(z);
+  return NULL;
 }
 
 static int wrong_shape(const Node *n, int k, const Tensor *g) {
@@ -129,6 +130,11 @@ int tape_fit(Eager *E, const Node *n, int k, Tensor **g) {
     struct sum_to_args args = {.size = {.n = m->ndim}};
     memcpy(args.size.v, m->shape, sizeof(int64_t) * (size_t)m->ndim);
     int rc = replace(g, eager_op(E, OP_sum_to, 1, g, &args));
+    if (rc) return rc;
+  }
+  if ((*g)->m.device != m->device && m->device != DEVICE_META && tensor_has_data(*g) &&
+      !tensor_is_rows(*g)) {
+    int rc = replace(g, eager_op(E, OP_transfer, 1, g, &(struct transfer_args){m->device}));
     if (rc) return rc;
   }
   if ((*g)->m.dtype == m->dtype) return 0;

@@ -9,16 +9,19 @@
 
 /* -- Making ------------------------------------------------------------------------------------ */
 
-static int check_ids(const Tensor *ids, int64_t n) {
-  int rc = tensor_settle(ids);
-  if (rc || !tensor_has_data(ids)) return rc;
+static int check_ids(Tensor *tensor, int64_t n) {
+  int rc = tensor_settle(tensor);
+  if (rc || !tensor_has_data(tensor)) return rc;
+  Tensor *ids = tensor_to_host(tensor);
+  if (!ids) return MF_EUNSUPPORTED;
   for (int64_t i = 0; i < ids->m.shape[0]; i++) {
     int64_t id = ((const int64_t *)(const void *)tensor_data(ids))[i * ids->m.stride[0]];
-    if (id < 0 || id >= n)
-      return err_set(MF_EINVAL, "rows: ids[%lld] is %lld; legal are 0 to %lld", (long long)i,
-                     (long long)id, (long long)n - 1);
+    if (rc || (id >= 0 && id < n)) continue;
+    rc = err_set(MF_EINVAL, "rows: ids[%lld] is %lld; legal are 0 to %lld", (long long)i,
+                 (long long)id, (long long)n - 1);
   }
-  return 0;
+  tensor_release(ids);
+  return rc;
 }
 
 static int check(const Tensor *ids, const Tensor *values, int64_t n) {
@@ -118,8 +121,9 @@ static Tensor *zero_rows(Eager *E, const Tensor *t, int64_t n) {
   memcpy(shape, m->shape, sizeof(int64_t) * (size_t)m->ndim);
   shape[0] = n;
   Tensor *z = tensor_create(E, (DType)m->dtype, m->ndim, shape, m->device);
-  if (z && tensor_has_data(z)) memset(z->storage->data, 0, z->storage->bytes);
-  return z;
+  if (!z || !tensor_clear(z)) return z;
+  tensor_release(z);
+  return NULL;
 }
 
 Tensor *sparse_to_dense(Eager *E, Tensor *t) {
@@ -131,11 +135,14 @@ Tensor *sparse_to_dense(Eager *E, Tensor *t) {
 }
 
 static bool is_coalesced(const Tensor *t) {
-  const int64_t *ids = (const void *)tensor_data(t->row_ids);
-  int64_t n = t->row_ids->m.shape[0], step = t->row_ids->m.stride[0];
-  for (int64_t i = 1; i < n; i++)
-    if (ids[i * step] <= ids[(i - 1) * step]) return false;
-  return true;
+  Tensor *host = tensor_to_host(t->row_ids);
+  if (!host) return false;
+  const int64_t *ids = (const void *)tensor_data(host);
+  int64_t n = host->m.shape[0], step = host->m.stride[0];
+  bool ascending = true;
+  for (int64_t i = 1; i < n && ascending; i++) ascending = ids[i * step] > ids[(i - 1) * step];
+  tensor_release(host);
+  return ascending;
 }
 
 bool sparse_is_freed(const Tensor *t) {

@@ -20,9 +20,9 @@ Eager *eager_create(Context *context) {
   E->grad_enabled = true;
   E->isa = op_isa_index(context->isa);
   E->next_seq = 1;
-  for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++) {
+  for (int t = 0; t < CONTEXT_DEVICES; t++) {
     Device *d = context->devices[t];
-    if (d && !(E->streams[t] = d->api->stream_create(d))) {
+    if (d && d->api->on_host && !(E->streams[t] = d->api->stream_create(d))) {
       eager_destroy(E);
       return NULL;
     }
@@ -30,9 +30,16 @@ Eager *eager_create(Context *context) {
   return E;
 }
 
+Stream *eager_open_stream(Eager *E, int slot) {
+  Device *d = E->context->devices[slot];
+  Stream *s = d->api->stream_create(d);
+  if (!s) err_prefix(MF_ENOMEM, d->name);
+  return E->streams[slot] = s;
+}
+
 /* Tensors that outlive it (a C host's, another thread's) still find their pool and streams. */
 void eager_free(Eager *E) {
-  for (int t = 0; t < CONTEXT_DEVICE_TYPES; t++)
+  for (int t = 0; t < CONTEXT_DEVICES; t++)
     if (E->streams[t]) E->streams[t]->device->api->stream_destroy(E->streams[t]);
   tape_end(E);
   pool_clear(&E->pool);

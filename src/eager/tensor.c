@@ -83,7 +83,8 @@ int tensor_allocate(Tensor *t) {
   Block *b = block_of(t);
   Storage *s = &b->storage;
   E->charged += (int64_t)(bytes + sizeof(Block));
-  Stream *stream = E->streams[t->m.device];
+  Stream *stream = eager_stream(E, t->m.device);
+  if (!stream) return MF_EUNSUPPORTED;
   if (!storage_open(s, d, bytes, b->room, ROOM, stream)) {
     if (!E->owner.reclaim) return storage_explain(d, bytes);
     E->owner.reclaim(E->owner.ud);
@@ -169,7 +170,8 @@ View tensor_view(const Tensor *t) {
             .stride = t->m.stride,
             .ndim = t->m.ndim,
             .dtype = t->m.dtype,
-            .number = t->m.number};
+            .number = t->m.number,
+            .device = t->m.device};
   if (t->storage && t->storage->data) v.data = tensor_data(t);
   return v;
 }
@@ -190,13 +192,16 @@ int tensor_check_data(const Tensor *t, const char *what) {
   return err_set(MF_EINVAL, "%s: a tensor on the meta device has no data", what);
 }
 
-int tensor_item(const Tensor *t, double *f, int64_t *i) {
+int tensor_item(Tensor *t, double *f, int64_t *i) {
   char shape[SHAPE_TEXT_MAX];
   if (meta_numel(&t->m) != 1)
     return err_set(MF_EINVAL, "item: a tensor of one element is needed, this has shape %s",
                    shape_text(t->m.ndim, t->m.shape, shape));
   if (tensor_check_data(t, "item")) return MF_EINVAL;
-  if (f) *f = dtype_get_f64((DType)t->m.dtype, tensor_data(t));
-  if (i) *i = dtype_get_i64((DType)t->m.dtype, tensor_data(t));
+  Tensor *host = tensor_to_host(t);
+  if (!host) return MF_EINVAL;
+  if (f) *f = dtype_get_f64((DType)t->m.dtype, tensor_data(host));
+  if (i) *i = dtype_get_i64((DType)t->m.dtype, tensor_data(host));
+  tensor_release(host);
   return 0;
 }

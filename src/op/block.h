@@ -9,7 +9,7 @@
 #define MF_BLOCK_H
 #include <string.h>
 
-#include "op.h"
+#include "pointwise_class.h"
 
 enum { BLOCK = 512 };
 
@@ -19,14 +19,6 @@ typedef union BlockBuffer {
   int64_t i64[BLOCK];
   uint8_t u8[BLOCK];
 } __attribute__((aligned(64))) BlockBuffer;
-
-static inline PointwiseClass block_class(DType t) {
-  return t == F64 ? PW_F64 : dtype_is_float(t) ? PW_F32 : PW_I64;
-}
-
-static inline bool block_is_native(DType t, PointwiseClass c) {
-  return (t == F32 && c == PW_F32) || (t == F64 && c == PW_F64) || (t == I64 && c == PW_I64);
-}
 
 static inline float block_half(uint16_t h) {
   return dtype_f16_to_f32(h);
@@ -130,16 +122,6 @@ BLOCK_STORES(i64, int64_t, BLOCK_ID)
   }
 static BlockConvert *const block_stores[PW_CLASSES][DTYPE_COUNT]
     __attribute__((unused)) = {BLOCK_STORE_ROW(f32), BLOCK_STORE_ROW(f64), BLOCK_STORE_ROW(i64)};
-
-/* The input as a kernel reads it: 0-d whole numbers are numbers of the op's dtype, which is what
- * their low bytes say: among uint8, -3 is 253. */
-static inline View block_input(const PointwiseKernel *k, const View *v) {
-  View input = *v;
-  if (k->cls == PW_I64 && v->ndim == 0 &&
-      dtype_size((DType)k->whole) <= dtype_size((DType)v->dtype))
-    input.dtype = (uint8_t)k->whole;
-  return input;
-}
 
 /* -- Walking a common shape -------------------------------------------------------------------- */
 

@@ -395,7 +395,8 @@ for i, isa in ipairs(isas) do
   levels[i] = isa:match '^v(%d)$' or 0
   places[i] = ('OP_INDEX_%s = %d'):format(isa, i - 1)
 end
-ids[#ids] = ids[#ids]:gsub('#endif', 'enum { ' .. table.concat(places, ', ') .. ' };\n%0')
+ids[#ids] = ids[#ids]:gsub('#endif', ('#define MF_OP_HASH UINT64_C(%.0f)\nenum { '):format(hash)
+  .. table.concat(places, ', ') .. ' };\n%0')
 tables[#tables + 1] = ([[
 int op_isa_index(int level) {
   static const int levels[] = {%s};

@@ -67,6 +67,22 @@ OP(cast, .signature = "cast(Tensor x, dtype dtype) -> Tensor", .sbp_rule = cast_
    .flags = OP_HIDDEN, .infer = cast_infer, .cpu = cast_cpu,
    .pointwise = {cast_f32, cast_f64, cast_i64}, .choose = cast_choose)
 
+/* -- transfer ---------------------------------------------------------------------------------- */
+
+static int transfer_infer(Infer *I) {
+  const struct transfer_args *a = I->args;
+  int from = I->in[0]->device, rc = infer_like(I, 0, (DType)I->in[0]->dtype);
+  if (rc || a->device < 0 || a->device == from) return rc;
+  if (from == DEVICE_META)
+    return infer_error(I, "x is on the meta device and has no data to bring elsewhere");
+  I->last->device = (uint8_t)a->device;
+  return 0;
+}
+
+/* x on another device; without one, or on its own, a copy. */
+OP(transfer, .signature = "transfer(Tensor x, device? device=None) -> Tensor", .sbp = "...",
+   .linear = "x", .flags = OP_HIDDEN | OP_TRANSFER, .infer = transfer_infer, .cpu = clone_cpu)
+
 /* -- copy_, fill_ ------------------------------------------------------------------------------ */
 
 static int copy__infer(Infer *I) {

@@ -134,13 +134,14 @@ typedef enum OpFlag {
   OP_INT_ONLY = 128, /* pointwise: integers and bool only */
   OP_METHOD_ONLY = 256, /* bound as a tensor's method alone */
   OP_FUNCTION_ONLY = 512,
-  OP_HIDDEN = 1024,    /* bound as mf._NAME: for the library's own Lua */
-  OP_BLOCKWISE = 2048, /* an output may have the data of any input with its places */
-  OP_BY_VALUE = 4096,  /* pointwise: `choose` reads the value of a 0-d input */
-  OP_STRIDED = 8192,   /* a view that goes by the strides of memory, not by its input's dims */
-  OP_PLACES = 16384,   /* writes the number that an input may be, as it is */
-  OP_SPREADS = 32768,  /* what there is once a step to each of its micro-batches */
-  OP_GATHERS = 65536   /* the reverse, an output that lasts; `at` is the micro-batch's number */
+  OP_HIDDEN = 1024,     /* bound as mf._NAME: for the library's own Lua */
+  OP_BLOCKWISE = 2048,  /* an output may have the data of any input with its places */
+  OP_BY_VALUE = 4096,   /* pointwise: `choose` reads the value of a 0-d input */
+  OP_STRIDED = 8192,    /* a view that goes by the strides of memory, not by its input's dims */
+  OP_PLACES = 16384,    /* writes the number that an input may be, as it is */
+  OP_SPREADS = 32768,   /* what there is once a step to each of its micro-batches */
+  OP_TRANSFER = 131072, /* brings input 0 to the device of the output, as it is */
+  OP_GATHERS = 65536    /* the reverse, an output that lasts; `at` is the micro-batch's number */
 } OpFlag;
 
 /* What an op's file declares. */

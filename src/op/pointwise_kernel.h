@@ -1,20 +1,9 @@
-/* Which kernel of a pointwise op a call takes, and in which dtype it computes. Static, since it
+/* Which kernel of a pointwise op a call takes. Static, since it
  * belongs to one instruction set. */
 #ifndef MF_POINTWISE_KERNEL_H
 #define MF_POINTWISE_KERNEL_H
 #include "block.h"
 #include "op_ids.h"
-
-/* The dtype in which a call computes: the output's, but where it is written into a float narrower
- * than what the inputs make together, theirs. */
-__attribute__((unused)) static DType pw_dtype(const OpCall *c) {
-  DType out = (DType)c->out[0].dtype;
-  bool wider = false;
-  for (int k = 0; k < c->n_in; k++) wider |= c->in[k].dtype == F64 && !c->in[k].number;
-  if (out == F64 || !wider || !dtype_is_float(out)) return out;
-  DType in = op_promote_views(c->n_in, c->in);
-  return in == F64 ? in : out;
-}
 
 /* The kernel of one call; fn is NULL where there is none. */
 __attribute__((unused)) static void pointwise_kernel(const OpCall *c, PointwiseKernel *k) {

@@ -58,9 +58,11 @@ static int check_nan(const OpCall *c, const char *where) {
   return rc;
 }
 
-int watch_launch(Watch *w, const OpSpec *spec, const OpCall *c, const char *where) {
+int watch_launch(Watch *w, DeviceKernel *kernel, const OpSpec *spec, const OpCall *c,
+                 const char *where) {
   int64_t begin = watch_profiles(w) ? profile_now() : 0;
-  int rc = spec->cpu(c);
+  int rc = kernel(c);
   if (!rc && begin) add_event(w, spec, c, begin, where);
-  return rc || !atomic_load(&w->nan) ? rc : check_nan(c, where);
+  bool readable = c->stream->device->api->on_host;
+  return rc || !readable || !atomic_load(&w->nan) ? rc : check_nan(c, where);
 }

@@ -22,7 +22,8 @@ static inline Watch *watch_of(Context *c) {
 }
 
 /* Runs the kernel; `where` is the user's line, or NULL. */
-int watch_launch(Watch *w, const OpSpec *spec, const OpCall *c, const char *where);
+int watch_launch(Watch *w, DeviceKernel *kernel, const OpSpec *spec, const OpCall *c,
+                 const char *where);
 
 /* Whether events are to be noted; who has some adds them. */
 static inline bool watch_profiles(const Watch *w) {

@@ -64,8 +64,8 @@ static void make_call(Runtime *r, size_t i) {
   for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], &views[s->n_in + k]);
   r->kernels[i] = s->op->spec[r->options.isa]->cpu;
   if (!r->kernels[i])
-    arena_throw(&r->arena, err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name,
-                                   r->device->api->name));
+    arena_throw(&r->arena,
+                err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name, r->device->name));
   r->calls[i] = (OpCall){.op = s->op,
                          .args = arena_copy(&r->arena, s->args, s->op->args_size),
                          .in = views,
@@ -433,7 +433,8 @@ int runtime_launch(Runtime *r, int first, int n) {
     if (HARD) fill_scratch(r, i);
     int rc = fault_launch(s->op->name);
     if (!rc)
-      rc = watch ? watch_launch(watch, s->op->spec[r->options.isa], c, s->where) : r->kernels[i](c);
+      rc = watch ? watch_launch(watch, r->kernels[i], s->op->spec[r->options.isa], c, s->where)
+                 : r->kernels[i](c);
     if (HARD) fill_dead(r, i);
     if (!rc && i < r->first_write) rc = check_stop(r);
     if (rc) return s->where ? err_prefix(rc, s->where) : rc;

@@ -17,7 +17,7 @@ typedef struct IntList {
 typedef struct Meta {
   int8_t ndim;
   uint8_t dtype;  /* DType */
-  uint8_t device; /* DeviceType */
+  uint8_t device; /* its slot in the context: DEVICE_CUDA + n is cuda:n */
   bool number;
   int64_t offset;
   int64_t shape[MF_MAX_DIMS], stride[MF_MAX_DIMS];
@@ -31,7 +31,8 @@ typedef struct View {
   const int64_t *shape, *stride, *whole, *start;
   int8_t ndim;
   uint8_t dtype;
-  bool number; /* as in Meta */
+  bool number;    /* as in Meta */
+  uint8_t device; /* as in Meta: a 0-d tensor of the cpu may be among those of another device */
 } View;
 
 static inline bool view_absent(const View *v) {

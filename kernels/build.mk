@@ -1,0 +1,47 @@
+# The libraries of CUDA devices: `make cuda` (nvcc), `make emulate` (a host compiler).
+NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+CUDA_ARCHS ?= 75 80 90 100
+CUDA_ONE := $(filter %,$(CUDA_ARCH))
+KERNELS := $(wildcard kernels/*.cu)
+KERNEL_HEADERS := $(wildcard kernels/*.cuh kernels/emulate/*.h) $(GEN)/kernels/pointwise_lines.h
+KERNEL_SEES := $(patsubst %,-Isrc/%,base tensor device comm op) -I$(GEN)/op -I$(GEN)/kernels
+EMULATE_CXX ?= $(if $(findstring clang,$(CC)),clang++,g++)
+EMULATE_FLAGS := -std=gnu++20 -O1 -g -fPIC -fvisibility=hidden -pthread -Wall -Wextra \
+  -Wno-unused-function -Wno-unknown-pragmas -Ikernels/emulate $(KERNEL_SEES) \
+  $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
+NVCC_FLAGS := -std=c++20 -O3 -lineinfo -Xcompiler -fPIC,-fvisibility=hidden --expt-relaxed-constexpr \
+  --threads 2 $(foreach a,$(or $(CUDA_ARCH),$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) $(KERNEL_SEES)
+.PHONY: cuda emulate test-cuda
+
+$(GEN)/kernels/pointwise_lines.h: kernels/pointwise.lua src/op/pointwise.c
+	@mkdir -p $(@D)
+	$(Q)luajit $< $@ src/op/pointwise.c
+KERNEL_NEEDS := $(KERNEL_HEADERS) $(wildcard src/op/pointwise_*.h src/op/plugin.h src/device/device.h) | $(GEN)/stamp
+
+$(BUILD)/emulate/%.o: kernels/%.cu $(KERNEL_NEEDS)
+	$(SAY) "  EMULATE $<"
+	@mkdir -p $(@D)
+	$(Q)$(CCACHE) $(EMULATE_CXX) $(EMULATE_FLAGS) -x c++ -c $< -o $@
+$(BUILD)/emulate/%.o: kernels/emulate/%.cc $(KERNEL_NEEDS)
+	$(SAY) "  EMULATE $<"
+	@mkdir -p $(@D)
+	$(Q)$(CCACHE) $(EMULATE_CXX) $(EMULATE_FLAGS) -c $< -o $@
+$(BUILD)/libmoonflow_emulate.so: $(KERNELS:kernels/%.cu=$(BUILD)/emulate/%.o) \
+  $(patsubst kernels/emulate/%.cc,$(BUILD)/emulate/%.o,$(wildcard kernels/emulate/*.cc))
+	$(SAY) "  LINK $@"
+	$(Q)$(EMULATE_CXX) $(EMULATE_FLAGS) -shared $(if $(SAN),,-Wl,-z,defs) -o $@ $^
+emulate: $(BUILD)/libmoonflow_emulate.so
+
+$(BUILD)/cuda/%.o: kernels/%.cu $(KERNEL_NEEDS)
+	$(SAY) "  NVCC $<"
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -c $< -o $@
+$(BUILD)/libmoonflow_cuda.so: $(KERNELS:kernels/%.cu=$(BUILD)/cuda/%.o)
+	$(SAY) "  LINK $@"
+	$(Q)$(NVCC) -shared -cudart static -Xlinker -z,defs -o $@ $^
+cuda: $(if $(NVCC),$(BUILD)/libmoonflow_cuda.so)
+	@$(if $(NVCC),:,echo "there is no nvcc: the library of CUDA kernels is not built")
+
+# The specs of spec/cuda, on emulated devices.
+test-cuda: all $(BUILD)/packages-test $(BUILD)/libmoonflow_emulate.so
+	@MF_CUDA=emulate luajit spec/run --build $(BUILD) --cuda $(if $(ONLY),--only $(ONLY))
