@@ -46,6 +46,8 @@ end
 -- A tensor on another device; to the meta device only the shape goes.
 local function to_device(x, device)
   mf._to_device('to', device)
+  device = mf.device(device)
+  if device == x.device then return x end
   if x.device == 'meta' then
     local text = "to: a tensor on the meta device has no data to bring to '%s'; modules have to_empty"
     fail(text, device)
@@ -83,7 +85,6 @@ function Tensor.to(x, ...)
   end
   local y = x
   if dtype and dtype ~= y.dtype then y = mf._cast(y, dtype) end
-  if device then device = mf.device(device) end
   if device and device ~= y.device then y = to_device(y, device) end
   if o.memory_format and o.memory_format ~= 'preserve' then
     y = y:contiguous { memory_format = o.memory_format }

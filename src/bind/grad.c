@@ -72,12 +72,15 @@ static int set_mode(lua_State *L, bool *mode, const char *name) {
 }
 
 /* mf.device(name, f, ...): f's results; tensors made inside of nothing are on that device. Without
- * f, the name. */
+ * f, the name in full, 'cuda:0' of 'cuda'. */
 static int device(lua_State *L) {
   State *S = bind_state(L);
   int64_t type;
   if (bind_read_device(S, L, 1, "device", "the first argument", &type)) return bind_raise(L);
-  if (lua_gettop(L) == 1) return 1;
+  if (lua_gettop(L) == 1) {
+    lua_pushstring(L, S->context->devices[type]->name);
+    return 1;
+  }
   if (lua_type(L, 2) != LUA_TFUNCTION)
     return bind_error(L, "device: the second argument must be a function, is a %s",
                       luaL_typename(L, 2));
