@@ -113,6 +113,11 @@ local function scores(q, k) return mf.matmul(q, k:transpose(-2, -1)) end
 local spellings = {
   ['scaled behind'] = function(q, k, v) return mf.softmax(scores(q, k) * 0.5, { dim = -1 }):matmul(v) end,
   ['scaled before'] = function(q, k, v) return mf.softmax(scores(q * 0.5, k), { dim = -1 }):matmul(v) end,
+  ['by permuted heads'] = function(q, k, v)
+    if q.ndim == 3 then return mf.softmax(mf.matmul(q, k:permute(0, 2, 1)) / 2, { dim = -1 }):matmul(v) end
+    local turned = k:transpose(1, 2):permute(0, 2, 3, 1) -- from the heads as they lie
+    return mf.softmax(mf.matmul(q, turned) / 2, { dim = -1 }):matmul(v)
+  end,
   divided = function(q, k, v) return mf.softmax(scores(q, k) / 2, { dim = -1 }):matmul(v) end,
   ['masked_fill'] = function(q, k, v, m)
     return mf.softmax((scores(q, k) / 2):masked_fill(m:eq(0), -1e9), { dim = -1 }):matmul(v)

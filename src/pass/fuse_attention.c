@@ -433,21 +433,21 @@ static GraphValue *add_view(Match *m, GraphNode *at, int op, const void *args, G
 /* v with its last two dims the other way round: what it is a view of where that is possible. */
 static GraphValue *turn(Match *m, GraphNode *at, GraphValue *v) {
   int dims[MF_MAX_DIMS], nd = v->ndim;
-  int64_t order[MF_MAX_DIMS], shape[MF_MAX_DIMS];
+  int64_t shape[MF_MAX_DIMS];
+  struct permute_args order = {.dims.n = nd};
   if (is_plain(v->node, OP_transpose) && is_turned(v, v->node->in[0])) return v->node->in[0];
   GraphValue *from = ordered_from(v, dims);
   bool as_is = true;
   swap_last(dims, nd);
   for (int d = 0; d < nd; d++) {
-    order[d] = dims[d], shape[d] = from->shape[dims[d]];
+    order.dims.v[d] = dims[d], shape[d] = from->shape[dims[d]];
     as_is &= dims[d] == d;
   }
   if (as_is) return from;
   if (from == v)
     return add_view(m, at, OP_transpose, &(struct transpose_args){.dim0 = nd - 2, .dim1 = nd - 1},
                     v, shape);
-  return add_view(m, at, OP_permute, &(struct permute_args){.dims = {.n = nd, .v = order}}, from,
-                  shape);
+  return add_view(m, at, OP_permute, &order, from, shape);
 }
 
 static GraphValue *mask_of(Match *m) {
