@@ -631,6 +631,10 @@ function cases.batch_norm_act(v, add)
   add { x = v:n(v.B, 3, 5), running_mean = v:n(3), running_var = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3),
     residual = v:n(v.B, 3, 5), eps = 0.01 }
 end
+function cases.batch_norm_again(v, add)
+  add { x = v:n(v.B, 3), mean = v:n(3), rstd = v:u(.5, 2, 3), relu = true }
+  add { x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3), weight = v:n(3), bias = v:n(3) }
+end
 function cases.batch_norm_backward(v, add)
   add { g = v:n(v.B, 3), x = v:n(v.B, 3), mean = v:n(3), rstd = v:u(.5, 2, 3), training = false, params = false }
   add { g = v:n(v.B, 3, 2), x = v:n(v.B, 3, 2), mean = v:n(3), rstd = v:u(.5, 2, 3), weight = v:n(3),

@@ -470,6 +470,13 @@ static size_t batch_norm_scratch(const OpCall *c) {
   return prepare(&j, &c->in[0], NULL, &c->out[0], NULL);
 }
 
+/* y of x, when the channels' numbers are there. */
+static void apply(BatchJob *j, const View *y) {
+  if (!j->n || !j->inner || !j->channels) return;
+  run_each(j, plane_apply_f32, plane_apply_f64, row_apply_f32, row_apply_f64);
+  bring_home(j, j->y, y);
+}
+
 /* The forward pass, what follows the normalisation included. */
 static int normalise(BatchJob *j, const OpCall *c, bool training, double momentum, double eps) {
   const View *running_mean = &c->in[1], *running_var = &c->in[2], *w = &c->in[3], *b = &c->in[4];
@@ -489,9 +496,7 @@ static int normalise(BatchJob *j, const OpCall *c, bool training, double momentu
     set_channel(j, i, mean, item(&c->out[2], i) * (view_absent(w) ? 1 : item(w, i)),
                 view_absent(b) ? 0 : item(b, i), 0);
   }
-  if (count == 0 || j->channels == 0) return 0;
-  run_each(j, plane_apply_f32, plane_apply_f64, row_apply_f32, row_apply_f64);
-  bring_home(j, j->y, &c->out[0]);
+  apply(j, &c->out[0]);
   return 0;
 }
 
@@ -577,6 +582,49 @@ OP(batch_norm_act,
        "eps=1e-05, bool relu=False) -> (Tensor y, Tensor mean, Tensor rstd)",
    .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = batch_norm_act_sbp, .infer = batch_norm_act_infer,
    .cpu = batch_norm_act_cpu, .scratch = batch_norm_act_scratch)
+
+/* -- Once more --------------------------------------------------------------------------------- */
+
+static int batch_norm_again_infer(Infer *I) {
+  int rc = check_operands(I, 0, 1);
+  return rc ? rc : infer_same(I);
+}
+
+static size_t batch_norm_again_scratch(const OpCall *c) {
+  BatchJob j;
+  return prepare(&j, &c->in[0], NULL, &c->out[0], NULL);
+}
+
+static int batch_norm_again_cpu(const OpCall *c) {
+  const struct batch_norm_again_args *a = c->args;
+  const View *mean = &c->in[1], *rstd = &c->in[2], *w = &c->in[3], *b = &c->in[4];
+  BatchJob j;
+  prepare(&j, &c->in[0], NULL, &c->out[0], c->scratch);
+  j.relu = a->relu;
+  for (int64_t i = 0; i < j.channels; i++)
+    set_channel(&j, i, item(mean, i), item(rstd, i) * (view_absent(w) ? 1 : item(w, i)),
+                view_absent(b) ? 0 : item(b, i), 0);
+  apply(&j, &c->out[0]);
+  return 0;
+}
+
+static int batch_norm_again_sbp(SbpAsk *q) {
+  for (int d = 0; d < q->in[0]->ndim; d++) {
+    int rc = d == 1 ? 0 : sbp_add_split(q, 0, d, 0, d);
+    if (rc) return rc;
+  }
+  return sbp_notation(q, "N c ...!, c, c, c, c -> N c ...!");
+}
+
+/* What batch_norm gave, from the mean and rstd that it used, cut at 0 where `relu`: the same bits.
+ * Made by the compiler where it costs less than to keep that. */
+OP(batch_norm_again,
+   .signature =
+       "batch_norm_again(Tensor x, Tensor mean, Tensor rstd, Tensor? weight=None, Tensor? "
+       "bias=None, bool relu=False) -> Tensor",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = batch_norm_again_sbp,
+   .infer = batch_norm_again_infer, .cpu = batch_norm_again_cpu,
+   .scratch = batch_norm_again_scratch)
 
 /* -- Backward ---------------------------------------------------------------------------------- */
 

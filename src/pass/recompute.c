@@ -2,8 +2,10 @@
  *
  * Why: an activation function keeps its input for its own gradient, and its result for that of the
  * product behind it: twice the memory, where the one gives the other in a pass over memory. The
- * same with a normalisation. What is computed again stands near the gradient that reads the same
- * input, so that fuse_pointwise often makes it a part of that, and it costs nothing.
+ * same with a normalisation: of a BatchNorm the convolution's output is kept for its own gradient,
+ * and what it gave only for the next convolution's. What is computed again stands near the gradient
+ * that reads the same input, so that fuse_pointwise often makes it a part of that, and it costs
+ * nothing.
  *
  * It gets any graph. A value is cut in two where its uses are farthest apart, if that is GAP nodes
  * at least: those behind read a second value, which the same op makes before the first of them. It
@@ -11,10 +13,19 @@
  * the inputs are alive at that place anyway, so that nothing is kept for it. The op and its inputs
  * are the same, so all values stay equal bit for bit. One walk, in which each value is cut once at
  * most, and what was inserted is not looked at: it ends. */
+#include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"
 
 enum { MIN = 1 << 20, GAP = 32 };
+
+/* How a value is made again. */
+typedef struct Making {
+  const Op *op;
+  const void *args;
+  GraphValue **in;
+  int n_in;
+} Making;
 
 /* Of a value: its readers in order; of a root, up to where its memory is read. */
 typedef struct Life {
@@ -54,7 +65,14 @@ static int64_t bytes_of(const GraphValue *v) {
   return graph_numel(v) * (int64_t)dtype_size((DType)v->dtype);
 }
 
+/* Of a BatchNorm that nothing is added to, with or without relu: by the statistics that it used. */
+static bool is_norm(const GraphNode *n) {
+  if (n->converts) return false;
+  return graph_is_op(n, OP_batch_norm) || (graph_is_op(n, OP_batch_norm_act) && !n->in[5]);
+}
+
 static bool is_cheap(const GraphNode *n) {
+  if (is_norm(n)) return bytes_of(&n->out[0]) >= MIN;
   if (n->kind != GRAPH_OP || n->n_out != 1 || n->n_patches || n->converts) return false;
   const OpSpec *spec = n->op->spec[0];
   if (spec->flags & OP_RANDOM || bytes_of(&n->out[0]) < MIN) return false;
@@ -77,20 +95,36 @@ static size_t first_behind_gap(const GraphNode *n) {
   return first;
 }
 
-/* Whether all that n reads is there at `at`, for others. */
-static bool is_there(const GraphNode *n, const GraphNode *at) {
-  for (int k = 0; k < n->n_in; k++)
-    if (n->in[k] && n->in[k]->node->kind != GRAPH_CAPTURE &&
-        (!life_of(n->in[k]) || life_of(n->in[k])->root->last < at->id))
+/* How the first output of n is made again. */
+static Making making_of(Graph *g, const GraphNode *n) {
+  enum { IN = 5 };
+  if (!is_norm(n)) return (Making){n->op, n->args, n->in, n->n_in};
+  struct batch_norm_again_args *args = arena_new(&g->arena, struct batch_norm_again_args);
+  GraphValue **in = arena_array(&g->arena, GraphValue *, IN);
+  if (graph_is_op(n, OP_batch_norm_act))
+    args->relu = ((const struct batch_norm_act_args *)n->args)->relu;
+  in[0] = n->in[0];
+  in[1] = &n->out[1];
+  in[2] = &n->out[2];
+  in[3] = n->in[3];
+  in[4] = n->in[4];
+  return (Making){&op_table[OP_batch_norm_again], args, in, IN};
+}
+
+/* Whether all that is read for it is there at `at`, for others. */
+static bool is_there(const Making *m, const GraphNode *at) {
+  for (int k = 0; k < m->n_in; k++)
+    if (m->in[k] && m->in[k]->node->kind != GRAPH_CAPTURE &&
+        (!life_of(m->in[k]) || life_of(m->in[k])->root->last < at->id))
       return false;
   return true;
 }
 
-/* Readers from number `first` on read a value that is made before them. */
-static void cut(Graph *g, GraphNode *n, size_t first) {
+/* Readers of n's first output from number `first` on read a value that is made before them. */
+static void cut(Graph *g, GraphNode *n, const Making *m, size_t first) {
   GraphValue *v = &n->out[0];
   Life *life = life_of(v);
-  GraphNode *again = graph_add_op(g, life->readers.at[first], n->op, n->args, n->n_in, n->in, 1);
+  GraphNode *again = graph_add_op(g, life->readers.at[first], m->op, m->args, m->n_in, m->in, 1);
   graph_describe(g, &again->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
   again->where = n->where;
   again->times = n->times;
@@ -112,7 +146,8 @@ void pass_recompute(Graph *g, const PassSettings *settings) {
     if (n->n_out == 0 || !n->out[0].mark || !is_cheap(n)) continue;
     size_t first = first_behind_gap(n);
     const Life *life = life_of(&n->out[0]);
-    if (!first || !is_there(n, life->readers.at[first])) continue;
-    if (life->last <= g->last->id && life->readers.at[first]->kind == GRAPH_OP) cut(g, n, first);
+    if (!first || life->last > g->last->id || life->readers.at[first]->kind != GRAPH_OP) continue;
+    Making making = making_of(g, n);
+    if (is_there(&making, life->readers.at[first])) cut(g, n, &making, first);
   }
 }
