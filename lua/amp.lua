@@ -104,22 +104,54 @@ function GradScaler:unscale_(opt)
   entry.state = 'unscaled'
 end
 
--- In a compiled step: the update, and what was there again where `found` says so. The optimiser's count of
--- steps is of Lua's, and is taken back behind the step.
-local function traced_step(opt, found)
-  local undo, first = mf._trace.undo, #mf._trace.undo
+local function has_rows(opt)
+  for _, group in ipairs(opt.param_groups) do
+    for _, p in ipairs(group.params) do
+      if p.grad and p.grad.is_rows then return true end
+    end
+  end
+  return false
+end
+
+-- The update, and what was there again where `found` says so: with row-sparse gradients, whose ops do not ask.
+-- The next step must not begin before Lua has counted this one.
+local function step_and_restore(opt, found)
+  local kept = opt:_tensors()
+  for i, t in ipairs(kept) do kept[i] = { t, t:clone() } end
+  opt:step()
+  local skip = found:ne(0)
+  for _, pair in ipairs(kept) do pair[1]:copy_(mf.where(skip, pair[2], pair[1])) end
+  table.insert(mf._trace.waits, 'a GradScaler and row-sparse gradients')
+end
+
+-- The update by ops that look at `found` themselves.
+local function step_unless(opt, found, left)
+  opt._skip = mf.stack { found, left }
+  local ok, why = pcall(opt.step, opt)
+  opt._skip = nil
+  if not ok then error(why, 0) end
+end
+
+-- In a compiled step. The optimiser counts its steps in Lua, those that are left out as well; how many these
+-- are is added up in a tensor, by which the ops correct that number, until `settle` takes them back.
+local function traced_step(opt, entry)
+  local undo, first, counted = mf._trace.undo, #mf._trace.undo, {}
+  entry.left = entry.left or mf._keep(mf._untraced(mf.zeros, {}, { dtype = mf.float64 }))
   mf.no_grad(function()
-    local kept = opt:_tensors()
-    for i, t in ipairs(kept) do kept[i] = { t, t:clone() } end
-    opt:step()
-    local skip = found:ne(0)
-    for _, pair in ipairs(kept) do pair[1]:copy_(mf.where(skip, pair[2], pair[1])) end
+    local found = entry.found:double()
+    if has_rows(opt) then step_and_restore(opt, found) else step_unless(opt, found, entry.left) end
+    entry.left:add_(found)
   end)
-  local counted = {}
   for i = first + 1, #undo do counted[#counted + 1] = undo[i] end
-  table.insert(mf._trace.after, function()
-    if found:item() ~= 0 then for _, f in ipairs(counted) do f() end end
-  end)
+  local function settle()
+    local n = entry.left:item()
+    for _ = 1, n do
+      for _, f in ipairs(counted) do f() end
+    end
+    if n > 0 then mf.no_grad(entry.left.zero_, entry.left) end
+  end
+  opt._settle = settle
+  table.insert(mf._trace.after, settle)
 end
 
 -- opt:step(), unless a gradient is infinite or NaN.
@@ -129,7 +161,7 @@ function GradScaler:step(opt)
   if entry.state == 'stepped' then fail 'GradScaler: step was called already since the last update' end
   if not entry.state then self:unscale_(opt) end
   entry.state = 'stepped'
-  if mf._tracing() then traced_step(opt, entry.found)
+  if mf._tracing() then traced_step(opt, entry)
   elseif entry.found:item() == 0 then opt:step() end
 end
 

@@ -103,7 +103,8 @@ local step_mt = {}
 -- functions that say before each of its calls whether all is as it was; for each module that was called,
 -- modes has whether it was training and members how often one of its parameters, buffers or modules was
 -- assigned. Where they do not agree, the call needs another step. undo are functions that take back, when a
--- call has failed, what scalars counted before it; after, what is called behind each call that has not.
+-- call has failed, what scalars counted before it; after, what is called behind each call that has not, or
+-- behind several; waits says why each call must be over before the next one.
 local noted = mf._trace
 
 -- Whether argument i is shared out to the micro-batches.
@@ -125,9 +126,10 @@ local function trace(self, ...)
       if self.repeated[i] then whole[#whole + 1] = #tensors end
     end
   end
-  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {}, members = {} }, {}
+  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {}, waits = {},
+    members = {} }, {}
   noted.fits, noted.modes, noted.undo, noted.after = entry.fits, entry.modes, entry.undo, entry.after
-  noted.members = entry.members
+  noted.members, noted.waits = entry.members, entry.waits
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)

@@ -77,8 +77,8 @@ function flow.over(step, how, loader, o)
   if mf._tracing() then fail 'over: not inside of a step that is being compiled' end
   local self = { source = source_of(loader), given = 0 }
 
-  -- Ends what runs. Steps that failed did not count.
-  local function close(steps)
+  -- Ends what runs. Steps that failed did not count. `silently`: no op is called, as by the collector.
+  local function close(steps, silently)
     local entry = self.entry
     self.entry = nil
     if not entry or entry.flow ~= self then return end
@@ -86,6 +86,10 @@ function flow.over(step, how, loader, o)
     local ok, why = pcall(entry.job.close, entry.job)
     for _ = 1, steps or 0 do
       for _, undo in ipairs(entry.undo) do undo() end
+    end
+    for _, after in ipairs(silently and {} or entry.after) do
+      local fine, reason = pcall(after)
+      if ok then ok, why = fine, reason end
     end
     if not ok then error(why, 0) end
   end
@@ -96,8 +100,8 @@ function flow.over(step, how, loader, o)
     if not first then return nil end
     local entry = how.entry_of(step, unpack(first))
     check_first(entry)
-    if #entry.after > 0 then
-      fail 'over: a step with a GradScaler waits for what it has found; call it for each batch instead'
+    if #entry.waits > 0 then
+      fail('over: %s: a step waits for what the one before has found; call it for each batch instead', entry.waits[1])
     end
     if entry.flow then entry.flow.close() end
     entry.job:open(self.source.feed, o.buffers)
@@ -142,7 +146,7 @@ function flow.over(step, how, loader, o)
 
   -- A loop that is left by break leaves its threads to the collector.
   self.guard = newproxy(true)
-  getmetatable(self.guard).__gc = function() pcall(close) end
+  getmetatable(self.guard).__gc = function() pcall(close, nil, true) end
   return function()
     local _ = self.guard
     self.source.provide(self.given + 1)

@@ -140,8 +140,8 @@ local function state_of(self, group, p)
 end
 
 -- While a step is compiled: the group with its numbers as scalars, so that each call reads them
--- anew. What decides which tensors there are is fixed.
-local function traced_group(group)
+-- anew. What decides which tensors there are is fixed. `skip` is for the ops, see amp.lua.
+local function traced_group(group, skip)
   local traced, fixed = setmetatable({}, { __index = group }), {}
   for name, value in pairs(group) do
     local decides = value == 0 and (name == 'momentum' or name == 'weight_decay')
@@ -154,6 +154,7 @@ local function traced_group(group)
       fixed[name] = value
     end
   end
+  traced._skip = skip
   local n = #group.params
   table.insert(mf._trace.fits, function()
     for name, value in pairs(fixed) do
@@ -186,10 +187,10 @@ local function traced_step(states)
   end)
 end
 
--- Whether this step is the one that made the states; of a compiled one, before each call.
-local function is_first(step, born)
-  if type(step) == 'number' then return step == born end
-  return mf.scalar(function() return step.value == born end)
+-- How many steps there were since the one that made the states; of a compiled one, before each call.
+local function since(step, born)
+  if type(step) == 'number' then return step - born end
+  return mf.scalar(function() return step.value - born end)
 end
 
 -- Whether no element lies between those of p.
@@ -263,7 +264,7 @@ local function update(self)
     table.insert(mf._trace.fits, function() return #self.param_groups == n end)
   end
   for _, group in ipairs(self.param_groups) do
-    if mf._tracing() then group = traced_group(group) end
+    if mf._tracing() then group = traced_group(group, self._skip) end
     mf._with_gradients(group.params, update_group, self, group)
   end
 end
@@ -281,10 +282,17 @@ function Optimizer:_tensors()
   return list
 end
 
+-- Steps of compiled steps that a GradScaler left out do not count; what of them is counted so far is taken
+-- back.
+local function settle(self)
+  if self._settle and not mf._tracing() then self._settle() end
+end
+
 -- One update. `closure`, where given, computes the loss anew, with gradients, before it; its result
 -- is returned.
 function Optimizer:step(closure)
   local loss
+  settle(self)
   if closure then loss = mf.enable_grad(closure) end
   mf.no_grad(update, self)
   return loss
@@ -295,6 +303,7 @@ end
 -- { state, param_groups }: parameters are numbered from 0 in order of groups. What is in `state`
 -- shares memory with the optimiser; all of it are tensors, so that mf.save can write it.
 function Optimizer:state_dict()
+  settle(self)
   local dict, n = { state = {}, param_groups = {} }, 0
   for i, group in ipairs(self.param_groups) do
     local saved = { params = {} }
@@ -368,6 +377,7 @@ end
 -- Takes over a state_dict. Without param_groups in it the options stay. `state` may have flat names
 -- ('0.exp_avg'), as mf.load(path, { prefix = 'optim.' }) gives them.
 function Optimizer:load_state_dict(dict)
+  settle(self)
   if type(dict) ~= 'table' or type(dict.state) ~= 'table' then
     fail('%s: a table with state (and param_groups) is needed', self._name)
   end
@@ -424,8 +434,8 @@ class('SGD', {
   update = function(g, step, params, grads, state, born)
     local buffers = g.momentum ~= 0 and state 'momentum_buffer' or {}
     mf._sgd_(params, grads, buffers, { lr = g.lr, momentum = g.momentum, dampening = g.dampening,
-      weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize,
-      first = is_first(step, born) })
+      weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize, skip = g._skip,
+      since = since(step, born) })
   end,
   rows = function(g, step, p, ids, values, s)
     mf._sgd_rows_(p, ids, values, g.momentum ~= 0 and s.momentum_buffer or nil, { lr = g.lr, momentum = g.momentum,
@@ -448,7 +458,7 @@ local function adam(name, weight_decay, decoupled)
     end,
     update = function(g, step, params, grads, state)
       mf._adam_(params, grads, state 'exp_avg', state 'exp_avg_sq',
-        g.amsgrad and state 'max_exp_avg_sq' or {}, coefficients(g, step))
+        g.amsgrad and state 'max_exp_avg_sq' or {}, g._skip, coefficients(g, step))
     end,
     rows = function(g, step, p, ids, values, s)
       if g.amsgrad then fail('%s: amsgrad takes no row-sparse gradients', name) end
@@ -472,7 +482,7 @@ class('RMSprop', {
   update = function(g, _, params, grads, state)
     mf._rmsprop_(params, grads, state 'square_avg', g.centered and state 'grad_avg' or {},
       g.momentum ~= 0 and state 'momentum_buffer' or {}, { lr = g.lr, alpha = g.alpha, eps = g.eps,
-        weight_decay = g.weight_decay, momentum = g.momentum, maximize = g.maximize })
+        weight_decay = g.weight_decay, momentum = g.momentum, maximize = g.maximize, skip = g._skip })
   end,
 })
 
@@ -484,7 +494,7 @@ class('Adagrad', {
   initial = function(g, p) return mf.full_like(p, g.initial_accumulator_value) end,
   update = function(g, step, params, grads, state)
     mf._adagrad_(params, grads, state 'sum', { lr = g.lr, lr_decay = g.lr_decay, eps = g.eps,
-      weight_decay = g.weight_decay, step = step, maximize = g.maximize })
+      weight_decay = g.weight_decay, step = step, maximize = g.maximize, skip = g._skip })
   end,
   rows = function(g, step, p, ids, values, s)
     if g.weight_decay ~= 0 then
@@ -502,7 +512,7 @@ class('Adadelta', {
   states = function() return { 'square_avg', 'acc_delta' } end,
   update = function(g, _, params, grads, state)
     mf._adadelta_(params, grads, state 'square_avg', state 'acc_delta', { lr = g.lr, rho = g.rho,
-      eps = g.eps, weight_decay = g.weight_decay, maximize = g.maximize })
+      eps = g.eps, weight_decay = g.weight_decay, maximize = g.maximize, skip = g._skip })
   end,
 })
 
@@ -513,7 +523,7 @@ class('Adamax', {
   update = function(g, step, params, grads, state)
     mf._adamax_(params, grads, state 'exp_avg', state 'exp_inf', { lr = g.lr, beta1 = g.betas[1],
       beta2 = g.betas[2], eps = g.eps, weight_decay = g.weight_decay, step = step,
-      maximize = g.maximize })
+      maximize = g.maximize, skip = g._skip })
   end,
 })
 

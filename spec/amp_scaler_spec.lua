@@ -85,7 +85,103 @@ for name, how in pairs(ways) do
   end)
 end
 
+-- Parameters and scale after each batch, the second and fourth of which are not finite, as torch.amp.GradScaler
+-- ('cpu', init_scale 8, growth_interval 2) and torch.optim leave them.
+local batches = { { { 1, 2 }, { 3, 2 } }, { { 1, inf }, { 3, 2 } }, { { 2, -1 }, { 1, 1 } }, { { 0 / 0, 1 }, { 1, 1 } },
+  { { 0.5, 1 }, { 1, 3 } } }
+local scales = { 8, 4, 4, 2, 2 }
+local torch = {
+  { 'SGD', { lr = 0.5, momentum = 0.9, dampening = 0.5 },
+    { { 0, 1 }, { 0, 1 }, { -1.275, 0.1 }, { -1.275, 0.1 }, { -2.61, -1.21 } } },
+  { 'Adam', { lr = 0.25, amsgrad = true },
+    { { 0.75, 1.75 }, { 0.75, 1.75 }, { 0.504356, 1.582569 }, { 0.504356, 1.582569 }, { 0.276568, 1.378069 } } },
+  { 'AdamW', { lr = 0.25 },
+    { { 0.7475, 1.745 }, { 0.7475, 1.745 }, { 0.499988, 1.573123 }, { 0.499988, 1.573123 }, { 0.27095, 1.364689 } } },
+  { 'RMSprop', { lr = 0.1, momentum = 0.5, centered = true }, { { -0.005038, 0.994962 }, { -0.005038, 0.994962 },
+    { -1.115442, 0.492443 }, { -1.115442, 0.492443 }, { -1.964043, -0.476609 } } },
+  { 'Adagrad', { lr = 0.5, lr_decay = 0.1 },
+    { { 0.5, 1.5 }, { 0.5, 1.5 }, { 0.227273, 1.5 }, { 0.227273, 1.5 }, { 0.107544, 1.205372 } } },
+  { 'Adadelta', { lr = 1 },
+    { { 0.996838, 1.996838 }, { 0.996838, 1.996838 }, { 0.994064, 1.996838 }, { 0.994064, 1.996838 },
+      { 0.992459, 1.993598 } } },
+  { 'Adamax', { lr = 0.25 },
+    { { 0.75, 1.75 }, { 0.75, 1.75 }, { 0.532677, 1.63146 }, { 0.532677, 1.63146 }, { 0.360747, 1.464486 } } },
+}
+
+-- What is left after each batch.
+local function calls(r)
+  return function(xs)
+    local results = {}
+    for i, x in ipairs(xs) do results[i] = r.step(x) end
+    return results
+  end
+end
+local function loop(r)
+  return function(xs)
+    local results, i = {}, 0
+    for w in r.step:over(function() i = i + 1 return xs[i] end) do results[#results + 1] = w end
+    return results
+  end
+end
+
+local how_called = { eager = { false, calls }, compiled = { {}, calls },
+  ['in a loop that does not wait'] = { {}, loop } }
+for name, way in pairs(how_called) do
+  describe('GradScaler with torch.optim, ' .. name, function()
+    for _, case in ipairs(torch) do
+      it(case[1], function()
+        for before = 0, 1 do
+          local r = rig(function(p) return optim[case[1]](p, case[2]) end, { init_scale = 8, growth_interval = 2 },
+            way[1])
+          local xs = {}
+          for _ = 1, before do xs[1] = mf.full({ 2, 2 }, inf) end
+          for _, x in ipairs(batches) do xs[#xs + 1] = mf.tensor(x) end
+          local results = way[2](r)(xs)
+          assert.equal(#xs, #results)
+          for i, want in ipairs(case[3]) do
+            local got = results[i + before]:detach()
+            assert(mf.allclose(got, mf.tensor(want), { rtol = 1e-5, atol = 2e-6 }), ('%d: %s'):format(i, tostring(got)))
+          end
+          if before == 0 then assert.equal(scales[#scales], r.scaler:get_scale()) end
+          assert.equal(3, r.opt:state_dict().state[0].step:item())
+        end
+      end)
+    end
+  end)
+end
+
 describe('GradScaler', function()
+  it('copies nothing in a compiled step', function()
+    local r = rig(adam, {}, {})
+    r.step(mf.ones { 2, 2 })
+    local text = tostring(r.step)
+    assert.is_truthy(text:find('adam_(', 1, true))
+    assert.is_nil(text:match 'clone%([^\n]*float32%[2%][^\n]*amp.lua')
+    local _, wheres = text:gsub('where%(', '')
+    assert.equal(3, wheres) -- of scale and tracker
+  end)
+
+  it('with row-sparse gradients does not go into a loop that does not wait', function()
+    local table = nn.Embedding(4, 2, { sparse = true })
+    local opt, scaler = optim.SGD(table:parameters(), { lr = 1 }), mf.amp.GradScaler { init_scale = 4 }
+    local step = mf.compile(function(ids, scale)
+      opt:zero_grad()
+      scaler:scale((table(ids) * scale):sum()):backward()
+      scaler:step(opt)
+      scaler:update()
+      return table.weight:sum()
+    end)
+    local before = table.weight:detach():clone()
+    step(mf.tensor({ 1, 3 }, { dtype = mf.int64 }), mf.full({}, inf))
+    assert(mf.equal(before, table.weight:detach()))
+    step(mf.tensor({ 1, 3 }, { dtype = mf.int64 }), mf.ones {})
+    assert(mf.equal(before[1] - 1, table.weight:detach()[1]))
+    assert(mf.equal(before[0], table.weight:detach()[0]))
+    fails('row-sparse gradients', step:over(function()
+      return mf.tensor({ 1, 3 }, { dtype = mf.int64 }), mf.ones {}
+    end))
+  end)
+
   it('clips what was unscaled', function()
     for _, how in ipairs { false, true } do
       local w = mf.tensor({ 0, 0 }, { requires_grad = true })

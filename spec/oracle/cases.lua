@@ -787,7 +787,7 @@ cases['sgd_'] = function(v, add)
   add(lists(v, { 'params', 'grads' }, { bufs = {}, lr = 0.1 }))
   add(lists(v, { 'params', 'grads', 'bufs' }, { lr = 0.1, momentum = 0.9, weight_decay = 0.01, nesterov = true }))
   add(lists(v, { 'params', 'grads', 'bufs' }, { lr = 0.1, momentum = 0.9, dampening = 0.1, maximize = true,
-    first = true }))
+    since = 0 }))
 end
 cases['scale_all_'] = function(v, add)
   add { scale = v:u(.5, 2), xs = { v:n(v.B, 3 * v.L), v:n(5) } }

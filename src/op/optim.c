@@ -2,8 +2,11 @@
  * cut into equal parts over the threads without regard to where a tensor begins. Formulas are
  * PyTorch's. Parameters, gradients and states of one index have one shape; a gradient that is not
  * of its parameter's dtype or order in memory is copied into scratch first. float16 and bfloat16
- * are computed in float32. The *_rows_ forms update only the rows named by ids, state included,
- * once each with the sum of their gradients: rows that were not looked up are left alone. */
+ * are computed in float32. `skip`, where given, holds two float64: when the first is not 0 the step
+ * leaves all as it is, and the second says how many steps did so before, which do not count. So a
+ * scaler of losses decides without anybody having to look. The *_rows_ forms update only the rows
+ * named by ids, state included, once each with the sum of their gradients: rows that were not
+ * looked up are left alone. */
 #include <math.h>
 
 #include "copy_views.h"
@@ -28,6 +31,31 @@ typedef struct Fleet {
   const void **grad_data; /* the gradient's elements in the parameter's layout */
   int64_t *start;         /* n + 1: where each tensor begins in the run of all elements */
 } Fleet;
+
+/* -- Steps that are left out ------------------------------------------------------------------- */
+
+static const View *skip_of(const OpCall *c) {
+  const View *skip = &c->in[c->n_in - 1]; /* behind the lists */
+  return view_absent(skip) ? NULL : skip;
+}
+
+static double skip_item(const View *skip, int64_t i) {
+  double value;
+  memcpy(&value, (const char *)skip->data + i * skip->stride[0] * (int64_t)sizeof value,
+         sizeof value);
+  return value;
+}
+
+static bool is_left_out(const OpCall *c) {
+  const View *skip = skip_of(c);
+  return skip && skip_item(skip, 0) != 0;
+}
+
+/* The steps that count, of `step`. */
+static int64_t counted(const OpCall *c, int64_t step) {
+  const View *skip = skip_of(c);
+  return skip ? step - (int64_t)skip_item(skip, 1) : step;
+}
 
 /* -- Driver ------------------------------------------------------------------------------------ */
 
@@ -99,6 +127,7 @@ static void fleet_range(int64_t begin, int64_t end, void *arg) {
 
 /* Inputs: n parameters, n gradients, then n of each state. */
 static int fleet_run(const OpCall *c, int64_t n, int n_states, Rule rule) {
+  if (is_left_out(c)) return 0;
   Fleet f = {.rule = rule, .n = (int)n, .n_states = n_states, .param = c->in, .grad = c->in + n};
   for (int k = 0; k < n_states; k++) f.state[k] = c->in + n * (2 + k);
   char *at = c->scratch;
@@ -254,8 +283,11 @@ static bool same_layout(const Meta *a, const Meta *b) {
 static int fleet_infer(Infer *I) {
   int n = 0, first;
   char name[64], want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
+  const Meta *skip = I->in[I->n_in - 1]; /* behind the lists */
   op_inputs_of_param(I->op, I->args, 0, &first, &n);
-  for (int p = 1; p < I->op->n_tensors; p++) {
+  if (skip && (skip->dtype != F64 || skip->ndim != 1 || skip->shape[0] != 2))
+    return infer_error(I, "skip must be 2 numbers of float64");
+  for (int p = 1; p < I->op->n_tensors - 1; p++) {
     int count;
     op_inputs_of_param(I->op, I->args, p, &first, &count);
     const Param *list = &I->op->params[p]; /* lists come first */
@@ -341,29 +373,43 @@ static size_t sgd_scratch(const OpCall *c) {
 
 static int sgd_cpu(const OpCall *c) {
   const struct sgd__args *a = c->args;
-  SgdRule o = {a->lr,       a->momentum, a->dampening, a->weight_decay, a->maximize ? -1 : 1,
-               a->nesterov, a->first};
+  SgdRule o = {a->lr,
+               a->momentum,
+               a->dampening,
+               a->weight_decay,
+               a->maximize ? -1 : 1,
+               a->nesterov,
+               counted(c, a->since) <= 0};
   return fleet_run(c, a->n_params, a->n_bufs ? 1 : 0, (Rule){sgd_f32, sgd_f64, &o});
 }
 
-/* Every tensor of a call is split along the same dim. */
-static int together_sbp(SbpAsk *q) {
+/* The first n tensors of a call are split along the same dim. */
+static int split_together(SbpAsk *q, int n) {
   for (int d = 0; d < MF_MAX_DIMS; d++) {
     Sbp *row = sbp_add(q);
     if (!row) return MF_ENOMEM;
-    for (int k = 0; k < q->n_in; k++) row[k] = sbp_split(d);
+    for (int k = 0; k < n; k++) row[k] = sbp_split(d);
   }
   return 0;
 }
 
-/* Stochastic gradient descent, with momentum where bufs are given; `first`: they are to be set by
- * this step. */
+static int together_sbp(SbpAsk *q) {
+  return split_together(q, q->n_in);
+}
+
+/* All but skip. */
+static int fleet_sbp(SbpAsk *q) {
+  return split_together(q, q->n_in - 1);
+}
+
+/* Stochastic gradient descent, with momentum where bufs are given; `since`: how many steps there
+ * were since they were made, of which the first, 0, sets them. */
 OP(sgd_,
    .signature =
-       "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]!? bufs, *, float lr, float momentum=0, "
-       "float dampening=0, "
-       "float weight_decay=0, bool nesterov=False, bool maximize=False, bool first=False) -> ()",
-   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = sgd_cpu,
+       "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]!? bufs, Tensor? skip=None, *, float lr, "
+       "float momentum=0, float dampening=0, "
+       "float weight_decay=0, bool nesterov=False, bool maximize=False, int since=1) -> ()",
+   .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = sgd_cpu,
    .scratch = sgd_scratch)
 
 static int sgd_rows_cpu(const OpCall *c) {
@@ -434,8 +480,8 @@ static size_t adam_scratch(const OpCall *c) {
 
 static int adam_cpu(const OpCall *c) {
   const struct adam__args *a = c->args;
-  AdamRule o = adam_rule(a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step, a->decoupled,
-                         a->maximize);
+  AdamRule o = adam_rule(a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, counted(c, a->step),
+                         a->decoupled, a->maximize);
   return fleet_run(c, a->n_params, a->n_max_exp_avg_sqs ? 3 : 2, (Rule){adam_f32, adam_f64, &o});
 }
 
@@ -444,11 +490,11 @@ static int adam_cpu(const OpCall *c) {
 OP(adam_,
    .signature =
        "adam_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_avg_sqs, "
-       "Tensor[]!? max_exp_avg_sqs, *, "
+       "Tensor[]!? max_exp_avg_sqs, Tensor? skip=None, *, "
        "float lr, float beta1, float beta2, float eps, float weight_decay, int step, bool "
        "decoupled=False, "
        "bool maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adam_cpu,
+   .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adam_cpu,
    .scratch = adam_scratch)
 
 static int adam_rows_cpu(const OpCall *c) {
@@ -495,18 +541,18 @@ static size_t adagrad_scratch(const OpCall *c) {
 
 static int adagrad_cpu(const OpCall *c) {
   const struct adagrad__args *a = c->args;
-  AdagradRule o = {a->lr / (1 + ((double)a->step - 1) * a->lr_decay), a->weight_decay, a->eps,
-                   a->maximize ? -1 : 1};
+  AdagradRule o = {a->lr / (1 + ((double)counted(c, a->step) - 1) * a->lr_decay), a->weight_decay,
+                   a->eps, a->maximize ? -1 : 1};
   return fleet_run(c, a->n_params, 1, (Rule){adagrad_f32, adagrad_f64, &o});
 }
 
 /* Adagrad (Duchi and others, 2011). */
 OP(adagrad_,
    .signature =
-       "adagrad_(Tensor[]! params, Tensor[] grads, Tensor[]! sums, *, float lr, float lr_decay=0, "
-       "float weight_decay=0, "
+       "adagrad_(Tensor[]! params, Tensor[] grads, Tensor[]! sums, Tensor? skip=None, *, float lr, "
+       "float lr_decay=0, float weight_decay=0, "
        "float eps=1e-10, int step, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adagrad_cpu,
+   .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adagrad_cpu,
    .scratch = adagrad_scratch)
 
 static int adagrad_rows_cpu(const OpCall *c) {
@@ -578,10 +624,10 @@ static int rmsprop_cpu(const OpCall *c) {
 OP(rmsprop_,
    .signature =
        "rmsprop_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]!? grad_avgs, "
-       "Tensor[]!? bufs, *, float lr, "
+       "Tensor[]!? bufs, Tensor? skip=None, *, float lr, "
        "float alpha=0.99, float eps=1e-8, float weight_decay=0, float momentum=0, bool "
        "maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = rmsprop_cpu,
+   .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = rmsprop_cpu,
    .scratch = rmsprop_scratch)
 
 /* -- Adadelta, Adamax -------------------------------------------------------------------------- */
@@ -621,9 +667,9 @@ static int adadelta_cpu(const OpCall *c) {
 OP(adadelta_,
    .signature =
        "adadelta_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]! acc_deltas, "
-       "*, float lr=1, "
+       "Tensor? skip=None, *, float lr=1, "
        "float rho=0.9, float eps=1e-6, float weight_decay=0, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adadelta_cpu,
+   .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adadelta_cpu,
    .scratch = adadelta_scratch)
 
 typedef struct AdamaxRule {
@@ -654,7 +700,7 @@ static size_t adamax_scratch(const OpCall *c) {
 
 static int adamax_cpu(const OpCall *c) {
   const struct adamax__args *a = c->args;
-  AdamaxRule o = {a->lr / (1 - pow(a->beta1, (double)a->step)),
+  AdamaxRule o = {a->lr / (1 - pow(a->beta1, (double)counted(c, a->step))),
                   a->beta1,
                   a->beta2,
                   a->eps,
@@ -666,10 +712,10 @@ static int adamax_cpu(const OpCall *c) {
 /* Adamax (Kingma and Ba, 2014). `step` counts from 1. */
 OP(adamax_,
    .signature =
-       "adamax_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_infs, *, float "
-       "lr, float beta1, "
+       "adamax_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_infs, Tensor? "
+       "skip=None, *, float lr, float beta1, "
        "float beta2, float eps, float weight_decay=0, int step, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp_rule = together_sbp, .infer = fleet_infer, .cpu = adamax_cpu,
+   .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adamax_cpu,
    .scratch = adamax_scratch)
 
 /* -- The norm of many tensors ------------------------------------------------------------------ */
