@@ -104,7 +104,8 @@ local step_mt = {}
 -- modes has whether it was training and members how often one of its parameters, buffers or modules was
 -- assigned. Where they do not agree, the call needs another step. undo are functions that take back, when a
 -- call has failed, what scalars counted before it; after, what is called behind each call that has not, or
--- behind several; waits says why each call must be over before the next one.
+-- behind several; waits says why each call must be over before the next one; used has
+-- the scalars that are refreshed before each call, also those that no op takes.
 local noted = mf._trace
 
 -- Whether argument i is shared out to the micro-batches.
@@ -129,7 +130,7 @@ local function trace(self, ...)
   local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {}, waits = {},
     members = {} }, {}
   noted.fits, noted.modes, noted.undo, noted.after = entry.fits, entry.modes, entry.undo, entry.after
-  noted.members, noted.waits = entry.members, entry.waits
+  noted.members, noted.waits, noted.used = entry.members, entry.waits, used
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)

@@ -178,13 +178,15 @@ local function traced_step(states)
   table.insert(mf._trace.undo, function()
     for _, s in ipairs(states) do s.step = s.step - 1 end
   end)
-  return mf.scalar(function(first) -- `first`: the call that makes the scalar
+  local scalar = mf.scalar(function(first) -- `first`: the call that makes the scalar
     local step = states[1].step
     if not first then
       for _, s in ipairs(states) do s.step = step + 1 end
     end
     return step + 1
   end)
+  mf._trace.used[scalar] = true -- it counts whether or not the update takes it
+  return scalar
 end
 
 -- How many steps there were since the one that made the states; of a compiled one, before each call.

@@ -87,7 +87,7 @@ return %3, %45, %46]])
     local function train(on)
       mf.manual_seed(3)
       local model, c = mf.nn.Sequential(), 3
-      for k = 1, 6 do
+      for k = 1, 12 do
         model:append(mf.nn.Conv2d(c, 16, 3, { padding = 1 })):append(mf.nn.BatchNorm2d(16))
         if k ~= 3 then model:append(mf.nn.ReLU()) end
         c = 16
