@@ -73,22 +73,12 @@ static int empty_infer(Infer *I) {
   const struct empty_args *a = I->args;
   return make(I, a->dtype, a->device, a->size.n, a->size.v);
 }
-/* Values do not depend on where an element stands. */
-static int fresh_sbp(SbpAsk *q) {
-  for (int d = 0; d < q->out[0]->ndim; d++) {
-    Sbp *row = sbp_add(q);
-    if (!row) return MF_ENOMEM;
-    row[q->n_in] = sbp_split(d);
-  }
-  return 0;
-}
-
 /* A tensor whose elements are not set. */
 OP(empty,
    .signature =
        "empty(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> "
        "Tensor",
-   .sbp_rule = fresh_sbp, .infer = empty_infer, .cpu = empty_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = empty_infer, .cpu = empty_cpu)
 
 static int zeros_infer(Infer *I) {
   const struct zeros_args *a = I->args;
@@ -99,7 +89,7 @@ OP(zeros,
    .signature =
        "zeros(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> "
        "Tensor",
-   .sbp_rule = fresh_sbp, .infer = zeros_infer, .cpu = zeros_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = zeros_infer, .cpu = zeros_cpu)
 
 static int ones_infer(Infer *I) {
   const struct ones_args *a = I->args;
@@ -110,7 +100,7 @@ OP(ones,
    .signature =
        "ones(int[] size, *, dtype? dtype=None, device? device=None, bool requires_grad=False) -> "
        "Tensor",
-   .sbp_rule = fresh_sbp, .infer = ones_infer, .cpu = ones_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = ones_infer, .cpu = ones_cpu)
 
 static int full_infer(Infer *I) {
   const struct full_args *a = I->args;
@@ -125,7 +115,7 @@ OP(full,
    .signature =
        "full(int[] size, float fill_value, *, dtype? dtype=None, device? device=None, bool "
        "requires_grad=False) -> Tensor",
-   .sbp_rule = fresh_sbp, .infer = full_infer, .cpu = full_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = full_infer, .cpu = full_cpu)
 
 static int empty_like_infer(Infer *I) {
   const struct empty_like_args *a = I->args;
@@ -136,7 +126,7 @@ OP(empty_like,
    .signature =
        "empty_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
        "-> Tensor",
-   .flags = OP_NO_GRAD, .sbp = "...", .infer = empty_like_infer, .cpu = empty_cpu)
+   .flags = OP_NO_GRAD | OP_FORM, .sbp = "...", .infer = empty_like_infer, .cpu = empty_cpu)
 
 static int zeros_like_infer(Infer *I) {
   const struct zeros_like_args *a = I->args;
@@ -147,7 +137,7 @@ OP(zeros_like,
    .signature =
        "zeros_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
        "-> Tensor",
-   .flags = OP_NO_GRAD, .sbp = "...", .infer = zeros_like_infer, .cpu = zeros_cpu)
+   .flags = OP_NO_GRAD | OP_FORM, .sbp = "...", .infer = zeros_like_infer, .cpu = zeros_cpu)
 
 static int ones_like_infer(Infer *I) {
   const struct ones_like_args *a = I->args;
@@ -158,7 +148,7 @@ OP(ones_like,
    .signature =
        "ones_like(Tensor x, *, dtype? dtype=None, device? device=None, bool requires_grad=False) "
        "-> Tensor",
-   .flags = OP_NO_GRAD, .sbp = "...", .infer = ones_like_infer, .cpu = ones_cpu)
+   .flags = OP_NO_GRAD | OP_FORM, .sbp = "...", .infer = ones_like_infer, .cpu = ones_cpu)
 
 static int full_like_infer(Infer *I) {
   const struct full_like_args *a = I->args;
@@ -174,7 +164,7 @@ OP(full_like,
        "full_like(Tensor x, float fill_value, *, dtype? dtype=None, device? device=None, bool "
        "requires_grad=False) "
        "-> Tensor",
-   .flags = OP_NO_GRAD, .sbp = "...", .infer = full_like_infer, .cpu = full_like_cpu)
+   .flags = OP_NO_GRAD | OP_FORM, .sbp = "...", .infer = full_like_infer, .cpu = full_like_cpu)
 
 /* -- Sequences --------------------------------------------------------------------------------- */
 
@@ -183,19 +173,25 @@ OP(full_like,
 typedef struct SequenceJob {
   const View *y;
   double start, step, end, base; /* base: 0, or that of logspace */
-  int64_t n;
+  int64_t n, first;              /* of the whole; where this part begins */
   bool both_ends;
 } SequenceJob;
 
 static void sequence_range(int64_t begin, int64_t end, void *arg) {
   const SequenceJob *j = arg;
   DType t = (DType)j->y->dtype;
-  for (int64_t i = begin; i < end; i++) {
+  for (int64_t at = begin; at < end; at++) {
+    int64_t i = j->first + at;
     double v = j->both_ends && i >= j->n / 2 ? j->end - j->step * (double)(j->n - 1 - i)
                                              : j->start + j->step * (double)i;
-    dtype_set_f64(t, (char *)j->y->data + i * (int64_t)dtype_size(t),
+    dtype_set_f64(t, (char *)j->y->data + at * (int64_t)dtype_size(t),
                   j->base > 0 ? pow(j->base, v) : v);
   }
+}
+
+static void sequence(SequenceJob *j) {
+  if (j->y->start) j->first = j->y->start[0];
+  mf_parallel(j->y->shape[0], GRAIN, sequence_range, j);
 }
 
 static int arange_infer(Infer *I) {
@@ -220,8 +216,8 @@ static int arange_infer(Infer *I) {
 
 static int arange_cpu(const OpCall *c) {
   const struct arange_args *a = c->args;
-  SequenceJob j = {.y = &c->out[0], .start = a->start, .step = a->step, .n = c->out[0].shape[0]};
-  mf_parallel(j.n, GRAIN, sequence_range, &j);
+  SequenceJob j = {.y = &c->out[0], .start = a->start, .step = a->step};
+  sequence(&j);
   return 0;
 }
 
@@ -231,7 +227,7 @@ OP(arange,
        "arange(float start, float? end=None, float step=1, *, dtype? dtype=None, device? "
        "device=None, "
        "bool requires_grad=False) -> Tensor",
-   .infer = arange_infer, .cpu = arange_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = arange_infer, .cpu = arange_cpu)
 
 static int linspace_infer(Infer *I) {
   const struct linspace_args *a = I->args;
@@ -248,7 +244,7 @@ static int linspace_cpu(const OpCall *c) {
                    .n = a->steps,
                    .both_ends = a->steps > 1,
                    .step = a->steps > 1 ? (a->end - a->start) / (double)(a->steps - 1) : 0};
-  mf_parallel(j.n, GRAIN, sequence_range, &j);
+  sequence(&j);
   return 0;
 }
 
@@ -257,7 +253,7 @@ OP(linspace,
    .signature =
        "linspace(float start, float end, int steps, *, dtype? dtype=None, device? device=None, "
        "bool requires_grad=False) -> Tensor",
-   .infer = linspace_infer, .cpu = linspace_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = linspace_infer, .cpu = linspace_cpu)
 
 static int logspace_infer(Infer *I) {
   const struct logspace_args *a = I->args;
@@ -276,7 +272,7 @@ static int logspace_cpu(const OpCall *c) {
                    .both_ends = a->steps > 1,
                    .base = a->base,
                    .step = a->steps > 1 ? (a->end - a->start) / (double)(a->steps - 1) : 0};
-  mf_parallel(j.n, GRAIN, sequence_range, &j);
+  sequence(&j);
   return 0;
 }
 
@@ -286,7 +282,7 @@ OP(logspace,
        "logspace(float start, float end, int steps, float base=10, *, dtype? dtype=None, device? "
        "device=None, "
        "bool requires_grad=False) -> Tensor",
-   .infer = logspace_infer, .cpu = logspace_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = logspace_infer, .cpu = logspace_cpu)
 
 static int eye_infer(Infer *I) {
   const struct eye_args *a = I->args;
@@ -299,12 +295,15 @@ static int eye_infer(Infer *I) {
 
 static int eye_cpu(const OpCall *c) {
   const View *y = &c->out[0];
+  int64_t row = y->start ? y->start[0] : 0, column = y->start ? y->start[1] : 0,
+          size = (int64_t)dtype_size((DType)y->dtype);
   fill(y, 0);
-  for (int64_t i = 0; i < y->shape[0] && i < y->shape[1]; i++)
-    dtype_set_f64(
-        (DType)y->dtype,
-        (char *)y->data + i * (y->stride[0] + y->stride[1]) * (int64_t)dtype_size((DType)y->dtype),
-        1);
+  for (int64_t i = 0; i < y->shape[0]; i++) {
+    int64_t k = row + i - column;
+    if (k >= 0 && k < y->shape[1])
+      dtype_set_f64((DType)y->dtype, (char *)y->data + (i * y->stride[0] + k * y->stride[1]) * size,
+                    1);
+  }
   return 0;
 }
 
@@ -313,4 +312,4 @@ OP(eye,
    .signature =
        "eye(int n, int? m=None, *, dtype? dtype=None, device? device=None, bool "
        "requires_grad=False) -> Tensor",
-   .infer = eye_infer, .cpu = eye_cpu)
+   .flags = OP_INDEXED, .sbp_rule = sbp_fresh, .infer = eye_infer, .cpu = eye_cpu)

@@ -49,7 +49,7 @@ static void fold_elements(const FoldJob *j, const char *x, int64_t first, int64_
 
 static void fold_finish(const FoldJob *j, int64_t n, Word *acc, int64_t plane, char *y,
                         int64_t step) {
-  if (j->fold->finish) j->fold->finish(n, acc, plane, j->count, j->args);
+  if (j->fold->finish) j->fold->finish(n, acc, plane, j->whole, j->args);
   j->store(n, acc, step, y);
 }
 

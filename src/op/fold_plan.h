@@ -27,7 +27,8 @@ typedef void FoldColumns(int64_t rows, int64_t n, const void *x, int64_t step, c
 /* to += from, for n accumulators that have taken to_count and from_count elements. */
 typedef void FoldJoin(int64_t n, Word *to, int64_t to_count, const Word *from, int64_t from_count,
                       int64_t plane);
-/* The result of `count` elements, from acc[i] (and acc[plane + i]) into acc[i]. */
+/* The result of `count` elements (all there are, also of a part), from acc[i] (and acc[plane + i])
+ * into acc[i]. */
 typedef void FoldFinish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args);
 
 typedef struct Fold {
@@ -67,6 +68,7 @@ typedef struct FoldJob {
   int64_t kept[MF_MAX_DIMS], kept_x[MF_MAX_DIMS], kept_y[MF_MAX_DIMS];
   int64_t reduced[MF_MAX_DIMS], reduced_x[MF_MAX_DIMS];
   int64_t outputs, count; /* elements of y; elements of x to each */
+  int64_t whole;          /* as count, of the tensor of which x is a part */
   bool by_rows;
   int64_t chunks, chunk; /* rows: parts of one output's elements */
   int64_t width, tiles;  /* columns: the innermost kept dim and its parts */
@@ -133,10 +135,11 @@ static void fold_init(FoldJob *j, const Fold *fold, PointwiseClass cls, const Vi
   j->fold = fold;
   j->cls = cls;
   j->n_kept = j->n_reduced = 0;
-  j->outputs = j->count = 1;
+  j->outputs = j->count = j->whole = 1;
   for (int d = 0; d < x->ndim; d++) {
     bool fold_it = reduced >> d & 1;
     *(fold_it ? &j->count : &j->outputs) *= x->shape[d];
+    if (fold_it) j->whole *= x->whole ? x->whole[d] : x->shape[d];
     if (x->shape[d] == 1) continue;
     if (fold_it)
       j->n_reduced =

@@ -615,13 +615,84 @@ static Indexed ids_of(const OpCall *c, const View *ids) {
   return (Indexed){.op = c->op->name, .n = 1, .index = ids, .dims = rows, .name = "ids"};
 }
 
+/* -- Tables of which this is a part: rows that other ranks have are zero here -------------------
+ */
+
+static bool is_part(const View *table) {
+  return table->whole && table->shape[0] != table->whole[0];
+}
+
+/* The ids within the table's part, side by side in `own`; those of others become -1, and what `own`
+ * then points to is row 0. */
+static int own_ids(const OpCall *c, const View *ids, const View *table, int64_t *own) {
+  int64_t n = view_numel(ids), start = table->start[0], stride[MF_MAX_DIMS], at[MF_MAX_DIMS];
+  char text[SHAPE_TEXT_MAX];
+  View flat = {.data = own, .shape = ids->shape, .stride = stride, .ndim = ids->ndim, .dtype = I64};
+  shape_contiguous(ids->ndim, ids->shape, stride);
+  int rc = copy_views(ids, &flat);
+  for (int64_t i = 0; i < n && !rc; i++) {
+    int64_t rest = i, row = own[i] - start;
+    if (own[i] < 0 || own[i] >= table->whole[0]) {
+      for (int d = ids->ndim - 1; d >= 0; d--) at[d] = rest % ids->shape[d], rest /= ids->shape[d];
+      return err_set(MF_EINVAL, "%s: ids holds %lld at position %s; legal are 0 to %lld",
+                     c->op->name, (long long)own[i], shape_text(ids->ndim, at, text),
+                     (long long)(table->whole[0] - 1));
+    }
+    own[i] = row >= 0 && row < table->shape[0] ? row : -1;
+  }
+  return rc;
+}
+
+/* Zeros in the rows of a dense y whose id is another rank's; the ids become 0 there. */
+static void clear_others(int64_t n, int64_t *own, char *y, size_t row) {
+  for (int64_t i = 0; i < n; i++) {
+    if (own[i] >= 0) continue;
+    if (y) memset(y + (size_t)i * row, 0, row);
+    own[i] = 0;
+  }
+}
+
+static View own_view(const View *ids, int64_t *own, int64_t *stride) {
+  shape_contiguous(ids->ndim, ids->shape, stride);
+  return (View){
+      .data = own, .shape = ids->shape, .stride = stride, .ndim = ids->ndim, .dtype = I64};
+}
+
 static size_t embedding_scratch(const OpCall *c) {
-  return offsets_bytes(1, &c->in[0]);
+  return offsets_bytes(1, &c->in[0]) * (is_part(&c->in[1]) ? 3 : 1);
+}
+
+static int embedding_part(const OpCall *c) {
+  const View *ids = &c->in[0], *w = &c->in[1], *y = &c->out[0];
+  size_t bytes = offsets_bytes(1, ids), row = (size_t)w->shape[1] * dtype_size((DType)w->dtype);
+  int64_t *own = (void *)((char *)c->scratch + bytes), *marked = own + bytes / sizeof *own,
+          stride[MF_MAX_DIMS], n = view_numel(ids);
+  int rc = own_ids(c, ids, w, own);
+  if (rc) return rc;
+  memcpy(marked, own, (size_t)n * sizeof *own);
+  clear_others(n, own, NULL, 0);
+  View local = own_view(ids, own, stride);
+  Indexed i = ids_of(c, &local);
+  rc = take_rows(&i, w, y, c->scratch);
+  if (!rc) clear_others(n, marked, y->data, row);
+  return rc;
 }
 
 static int embedding_cpu(const OpCall *c) {
+  if (is_part(&c->in[1])) return embedding_part(c);
   Indexed i = ids_of(c, &c->in[0]);
   return take_rows(&i, &c->in[1], &c->out[0], c->scratch);
+}
+
+/* Split by rows, what each rank finds is a part of the sum. */
+static int embedding_sbp(SbpAsk *q) {
+  const struct embedding_args *a = q->args;
+  int rc = sbp_notation(q, "..., V e -> ... e");
+  Sbp *row = rc || a->has_padding_idx ? NULL : sbp_add(q);
+  if (!row) return rc || a->has_padding_idx ? rc : MF_ENOMEM;
+  row[1] = sbp_split(0);
+  row[2] = (Sbp){SBP_P, 0};
+  return 0;
 }
 
 /* The rows of w (n, d) that ids names: shape of ids, then d. Row padding_idx gets no gradient; with
@@ -629,8 +700,8 @@ static int embedding_cpu(const OpCall *c) {
 OP(embedding,
    .signature =
        "embedding(Tensor ids, Tensor w, *, int? padding_idx=None, bool sparse=False) -> Tensor",
-   .flags = OP_FUNCTION_ONLY, .sbp = "..., V e -> ... e", .linear = "w", .infer = embedding_infer,
-   .cpu = embedding_cpu, .scratch = embedding_scratch)
+   .flags = OP_FUNCTION_ONLY | OP_INDEXED, .sbp_rule = embedding_sbp, .linear = "w",
+   .infer = embedding_infer, .cpu = embedding_cpu, .scratch = embedding_scratch)
 
 static int embedding_backward_infer(Infer *I) {
   const struct embedding_backward_args *a = I->args;
@@ -648,13 +719,44 @@ static int embedding_backward_infer(Infer *I) {
 
 static size_t embedding_backward_scratch(const OpCall *c) {
   Indexed i = ids_of(c, &c->in[1]);
-  return put_bytes(&i, &c->out[0]);
+  size_t bytes = put_bytes(&i, &c->out[0]);
+  if (!is_part(&c->out[0])) return bytes;
+  size_t g = (size_t)view_numel(&c->in[0]) * dtype_size((DType)c->in[0].dtype);
+  return scratch_aligned(bytes) + offsets_bytes(1, &c->in[1]) + scratch_aligned(g);
+}
+
+/* Of a part: of a copy of g in which the rows of others are zero. */
+static int embedding_backward_part(const OpCall *c) {
+  const View *g = &c->in[0], *ids = &c->in[1], *y = &c->out[0];
+  Indexed whole = ids_of(c, ids);
+  size_t used = scratch_aligned(put_bytes(&whole, y));
+  int64_t *own = (void *)((char *)c->scratch + used), stride[MF_MAX_DIMS], steps[MF_MAX_DIMS];
+  View local = own_view(ids, own, stride), copy = *g;
+  copy.data = (char *)own + offsets_bytes(1, ids);
+  copy.stride = steps;
+  shape_contiguous(g->ndim, g->shape, steps);
+  int rc = own_ids(c, ids, y, own);
+  if (!rc) rc = copy_views(g, &copy);
+  if (rc) return rc;
+  clear_others(view_numel(ids), own, copy.data,
+               (size_t)g->shape[g->ndim - 1] * dtype_size((DType)g->dtype));
+  Indexed i = ids_of(c, &local);
+  return put_rows(&i, NULL, &copy, y, c->scratch, true);
+}
+
+static int embedding_backward_sbp(SbpAsk *q) {
+  const struct embedding_backward_args *a = q->args;
+  int rc = sbp_notation(q, "... e, ... -> V e");
+  Sbp *row = rc || a->has_padding_idx ? NULL : sbp_add(q);
+  if (row) row[q->n_in] = sbp_split(0);
+  return rc || row || a->has_padding_idx ? rc : MF_ENOMEM;
 }
 
 static int embedding_backward_cpu(const OpCall *c) {
   const struct embedding_backward_args *a = c->args;
   Indexed i = ids_of(c, &c->in[1]);
   const View *y = &c->out[0];
+  if (is_part(y)) return embedding_backward_part(c);
   int rc = put_rows(&i, NULL, &c->in[0], y, c->scratch, true);
   if (!rc && a->has_padding_idx) {
     size_t row = (size_t)y->shape[1] * dtype_size((DType)y->dtype);
@@ -667,5 +769,6 @@ static int embedding_backward_cpu(const OpCall *c) {
 OP(embedding_backward,
    .signature =
        "embedding_backward(Tensor g, Tensor ids, int num, *, int? padding_idx=None) -> Tensor",
-   .flags = OP_HIDDEN, .sbp = "... e, ... -> V e", .linear = "g", .infer = embedding_backward_infer,
-   .cpu = embedding_backward_cpu, .scratch = embedding_backward_scratch)
+   .flags = OP_HIDDEN | OP_INDEXED, .sbp_rule = embedding_backward_sbp, .linear = "g",
+   .infer = embedding_backward_infer, .cpu = embedding_backward_cpu,
+   .scratch = embedding_backward_scratch)

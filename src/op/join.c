@@ -328,8 +328,8 @@ static int tril_cpu(const OpCall *c) {
 
 /* The lower triangle of each matrix, zero above the diagonal; diagonal > 0 is above the main one.
  */
-OP(tril, .signature = "tril(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE,
-   .sbp = "... R C", .linear = "x", .infer = tri_infer, .cpu = tril_cpu)
+OP(tril, .signature = "tril(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE | OP_INDEXED,
+   .sbp = "... r c", .linear = "x", .infer = tri_infer, .cpu = tril_cpu)
 
 static int triu_cpu(const OpCall *c) {
   return tri_run(c, ((const struct triu_args *)c->args)->diagonal, false);
@@ -337,8 +337,8 @@ static int triu_cpu(const OpCall *c) {
 
 /* The upper triangle of each matrix, zero below the diagonal; diagonal > 0 is above the main one.
  */
-OP(triu, .signature = "triu(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE,
-   .sbp = "... R C", .linear = "x", .infer = tri_infer, .cpu = triu_cpu)
+OP(triu, .signature = "triu(Tensor x, int diagonal=0) -> Tensor", .flags = OP_INPLACE | OP_INDEXED,
+   .sbp = "... r c", .linear = "x", .infer = tri_infer, .cpu = triu_cpu)
 
 /* -- one_hot ----------------------------------------------------------------------------------- */
 

@@ -43,6 +43,15 @@ static int loss_shape(const View *in, int64_t *shape) {
   return ndim;
 }
 
+/* How many elements the whole has, of which this may be a part: what a mean divides by. */
+static double loss_count(const View *in) {
+  int64_t shape[MF_MAX_DIMS];
+  int ndim = 0;
+  for (int k = 0; k < 2; k++)
+    shape_broadcast(&ndim, shape, in[k].ndim, in[k].whole ? in[k].whole : in[k].shape);
+  return (double)shape_numel(ndim, shape);
+}
+
 static size_t loss_scratch(const OpCall *c, int64_t reduction) {
   int64_t shape[MF_MAX_DIMS];
   int ndim = loss_shape(c->in, shape);
@@ -67,7 +76,8 @@ static int loss_cpu(const OpCall *c, int64_t reduction, PointwiseFn *const *fn) 
   double sum = 0;
   mf_parallel(chunks, 1 + PW_GRAIN / CHUNK, loss_chunks, &j);
   for (int64_t k = 0; k < chunks; k++) sum += j.partial[k];
-  dtype_set_f64((DType)out->dtype, out->data, reduction == REDUCE_MEAN ? sum / (double)n : sum);
+  dtype_set_f64((DType)out->dtype, out->data,
+                reduction == REDUCE_MEAN ? sum / loss_count(c->in) : sum);
   return 0;
 }
 
@@ -75,7 +85,7 @@ static int loss_cpu(const OpCall *c, int64_t reduction, PointwiseFn *const *fn) 
 static int loss_backward_cpu(const OpCall *c, int64_t reduction, PointwiseFn *const *fn) {
   PointwiseClass cls = block_class((DType)c->out[0].dtype);
   if (reduction != REDUCE_MEAN) return pw_run(fn[cls], cls, false, c->args, 3, c->in, c->out);
-  double g = dtype_get_f64((DType)c->in[0].dtype, c->in[0].data) / (double)view_numel(&c->out[0]);
+  double g = dtype_get_f64((DType)c->in[0].dtype, c->in[0].data) / loss_count(c->in + 1);
   View in[3] = {{.data = &g, .shape = c->in[0].shape, .stride = c->in[0].stride, .dtype = F64},
                 c->in[1],
                 c->in[2]};
@@ -101,13 +111,13 @@ static int loss_backward_infer(Infer *I, int64_t reduction) {
                      shape_text(g->ndim, g->shape, have));
 }
 
-/* Split along any dim; a sum becomes partial, a mean of parts is not a part of the mean. */
+/* Split along any dim; a sum becomes partial, and so does a mean, which divides by the whole's
+ * number. */
 static int loss_split(SbpAsk *q, int64_t reduction, int n_tensors, int first, bool forward) {
   int64_t shape[MF_MAX_DIMS];
   int ndim = 0;
   for (int k = first; k < n_tensors; k++)
     shape_broadcast(&ndim, shape, q->in[k]->ndim, q->in[k]->shape);
-  if (reduction == REDUCE_MEAN) return 0;
   for (int d = 0; d < ndim; d++) {
     Sbp *row = sbp_add(q);
     if (!row) return MF_ENOMEM;
@@ -115,7 +125,7 @@ static int loss_split(SbpAsk *q, int64_t reduction, int n_tensors, int first, bo
       int at = d - (ndim - q->in[k]->ndim);
       if (at >= 0 && q->in[k]->shape[at] == shape[d]) row[k] = sbp_split(at);
     }
-    row[q->n_in] = forward && reduction == REDUCE_SUM ? (Sbp){SBP_P, 0} : sbp_split(d);
+    row[q->n_in] = forward && reduction != REDUCE_NONE ? (Sbp){SBP_P, 0} : sbp_split(d);
   }
   return 0;
 }
@@ -151,16 +161,17 @@ static int loss_split(SbpAsk *q, int64_t reduction, int n_tensors, int first, bo
 #define LOSS_FORWARD(name, signature_)                                                       \
   .signature = signature_, .infer = name##_infer, .sbp_rule = name##_sbp, .cpu = name##_cpu, \
   .scratch = name##_scratch
-#define LOSS_BACKWARD(name, signature_)                                                       \
-  .signature = signature_, .flags = OP_HIDDEN, .infer = name##_infer, .sbp_rule = name##_sbp, \
-  .linear = "g", .cpu = name##_cpu
+#define LOSS_BACKWARD(name, signature_)                                            \
+  .signature = signature_, .flags = OP_HIDDEN | OP_INDEXED, .infer = name##_infer, \
+  .sbp_rule = name##_sbp, .linear = "g", .cpu = name##_cpu
 
 LOSS(mse_loss, (a - b) * (a - b), K(2) * (a - b))
 /* (x - target)^2. */
 OP(mse_loss,
    LOSS_FORWARD(
        mse_loss,
-       "mse_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+       "mse_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"),
+   .flags = OP_INDEXED)
 /* The gradient of mse_loss for x. */
 OP(mse_loss_backward, LOSS_BACKWARD(mse_loss_backward,
                                     "mse_loss_backward(Tensor g, Tensor x, Tensor target, *, "
@@ -170,7 +181,8 @@ LOSS(l1_loss, fabs(a - b), (a > b) - (a < b))
 /* |x - target|. */
 OP(l1_loss,
    LOSS_FORWARD(l1_loss,
-                "l1_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"))
+                "l1_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"),
+   .flags = OP_INDEXED)
 /* The gradient of l1_loss for x. */
 OP(l1_loss_backward, LOSS_BACKWARD(l1_loss_backward,
                                    "l1_loss_backward(Tensor g, Tensor x, Tensor target, *, "
@@ -181,9 +193,11 @@ LOSS(smooth_l1_loss,
                               : fabs(a - b) - K(0.5 * o->beta),
      fabs(a - b) < K(o->beta) ? (a - b) / K(o->beta) : (T)((a > b) - (a < b)))
 /* 0.5 d^2 / beta where d = |x - target| is below beta, else d - 0.5 beta. */
-OP(smooth_l1_loss, LOSS_FORWARD(smooth_l1_loss,
-                                "smooth_l1_loss(Tensor x, Tensor target, *, str(mean|sum|none) "
-                                "reduction=mean, float beta=1) -> Tensor"))
+OP(smooth_l1_loss,
+   LOSS_FORWARD(smooth_l1_loss,
+                "smooth_l1_loss(Tensor x, Tensor target, *, str(mean|sum|none) "
+                "reduction=mean, float beta=1) -> Tensor"),
+   .flags = OP_INDEXED)
 /* The gradient of smooth_l1_loss for x. */
 OP(smooth_l1_loss_backward,
    LOSS_BACKWARD(smooth_l1_loss_backward,
@@ -195,9 +209,11 @@ LOSS(huber_loss,
                                 : K(o->delta) * (fabs(a - b) - K(0.5 * o->delta)),
      fabs(a - b) <= K(o->delta) ? a - b : K(o->delta) * (T)((a > b) - (a < b)))
 /* 0.5 d^2 where d = |x - target| is at most delta, else delta (d - 0.5 delta). */
-OP(huber_loss, LOSS_FORWARD(huber_loss,
-                            "huber_loss(Tensor x, Tensor target, *, str(mean|sum|none) "
-                            "reduction=mean, float delta=1) -> Tensor"))
+OP(huber_loss,
+   LOSS_FORWARD(huber_loss,
+                "huber_loss(Tensor x, Tensor target, *, str(mean|sum|none) "
+                "reduction=mean, float delta=1) -> Tensor"),
+   .flags = OP_INDEXED)
 /* The gradient of huber_loss for x. */
 OP(huber_loss_backward,
    LOSS_BACKWARD(huber_loss_backward,
@@ -214,7 +230,7 @@ OP(bce_loss,
    LOSS_FORWARD(
        bce_loss,
        "bce_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"),
-   .flags = OP_HIDDEN)
+   .flags = OP_HIDDEN | OP_INDEXED)
 /* The gradient of bce_loss for x. */
 OP(bce_loss_backward, LOSS_BACKWARD(bce_loss_backward,
                                     "bce_loss_backward(Tensor g, Tensor x, Tensor target, *, "
@@ -227,7 +243,7 @@ OP(bce_logits_loss,
    LOSS_FORWARD(
        bce_logits_loss,
        "bce_logits_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"),
-   .flags = OP_HIDDEN)
+   .flags = OP_HIDDEN | OP_INDEXED)
 /* The gradient of bce_logits_loss for x. */
 OP(bce_logits_loss_backward,
    LOSS_BACKWARD(bce_logits_loss_backward,
@@ -239,7 +255,7 @@ LOSS(kl_loss, b > K(0) ? b * (log(b) - a) : b == b ? K(0) : b, -b)
 OP(kl_loss,
    LOSS_FORWARD(kl_loss,
                 "kl_loss(Tensor x, Tensor target, *, str(mean|sum|none) reduction=mean) -> Tensor"),
-   .flags = OP_HIDDEN)
+   .flags = OP_HIDDEN | OP_INDEXED)
 /* The gradient of kl_loss for x. */
 OP(kl_loss_backward, LOSS_BACKWARD(kl_loss_backward,
                                    "kl_loss_backward(Tensor g, Tensor x, Tensor target, *, "

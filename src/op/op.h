@@ -141,7 +141,9 @@ typedef enum OpFlag {
   OP_PLACES = 16384,    /* writes the number that an input may be, as it is */
   OP_SPREADS = 32768,   /* what there is once a step to each of its micro-batches */
   OP_TRANSFER = 131072, /* brings input 0 to the device of the output, as it is */
-  OP_GATHERS = 65536    /* the reverse, an output that lasts; `at` is the micro-batch's number */
+  OP_GATHERS = 65536,   /* the reverse, an output that lasts; `at` is the micro-batch's number */
+  OP_INDEXED = 262144,  /* kernels read where a view begins in the whole, and its sizes */
+  OP_FORM = 524288      /* reads only shapes and dtypes of its inputs */
 } OpFlag;
 
 /* What an op's file declares. */

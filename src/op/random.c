@@ -10,6 +10,7 @@
 #include "copy_views.h"
 #include "op_args.h"
 #include "rng.h"
+#include "sbp_rule.h"
 #include "sort.h"
 
 enum { DRAW_GRAIN = 1 << 13 };
@@ -244,7 +245,7 @@ OP(rand,
    .signature =
        "rand(int[] size, *, Generator? generator=None, dtype dtype=float32, device? device=None, "
        "bool requires_grad=False) -> Tensor",
-   .flags = OP_RANDOM, .infer = rand_infer, .cpu = rand_cpu)
+   .flags = OP_RANDOM | OP_INDEXED, .sbp_rule = sbp_fresh, .infer = rand_infer, .cpu = rand_cpu)
 
 static int randn_infer(Infer *I) {
   const struct randn_args *a = I->args;
@@ -260,7 +261,7 @@ OP(randn,
    .signature =
        "randn(int[] size, *, Generator? generator=None, dtype dtype=float32, device? device=None, "
        "bool requires_grad=False) -> Tensor",
-   .flags = OP_RANDOM, .infer = randn_infer, .cpu = randn_cpu)
+   .flags = OP_RANDOM | OP_INDEXED, .sbp_rule = sbp_fresh, .infer = randn_infer, .cpu = randn_cpu)
 
 /* Below which every whole number is one of the dtype. */
 static int64_t whole_limit(DType t) {
@@ -304,7 +305,8 @@ OP(randint,
        "randint(int low, int high, int[] size, *, Generator? generator=None, dtype dtype=int64, "
        "device? device=None, bool requires_grad=False)"
        " -> Tensor",
-   .flags = OP_RANDOM | OP_HIDDEN, .infer = randint_infer, .cpu = randint_cpu)
+   .flags = OP_RANDOM | OP_HIDDEN | OP_INDEXED, .sbp_rule = sbp_fresh, .infer = randint_infer,
+   .cpu = randint_cpu)
 
 static int randperm_infer(Infer *I) {
   const struct randperm_args *a = I->args;
@@ -359,7 +361,7 @@ static int uniform__cpu(const OpCall *c) {
 OP(uniform_,
    .signature =
        "uniform_(Tensor! x, float low=0, float high=1, *, Generator? generator=None) -> ()",
-   .flags = OP_RANDOM, .infer = uniform__infer, .cpu = uniform__cpu)
+   .flags = OP_RANDOM | OP_INDEXED, .sbp = "...", .infer = uniform__infer, .cpu = uniform__cpu)
 
 static int normal__infer(Infer *I) {
   const struct normal__args *a = I->args;
@@ -374,7 +376,7 @@ static int normal__cpu(const OpCall *c) {
 /* Writes normal numbers of this mean and standard deviation into x. */
 OP(normal_,
    .signature = "normal_(Tensor! x, float mean=0, float std=1, *, Generator? generator=None) -> ()",
-   .flags = OP_RANDOM, .infer = normal__infer, .cpu = normal__cpu)
+   .flags = OP_RANDOM | OP_INDEXED, .sbp = "...", .infer = normal__infer, .cpu = normal__cpu)
 
 static int want_probability(Infer *I, double p) {
   return p >= 0 && p <= 1 ? 0 : infer_error(I, "p must be from 0 to 1, is %g", p);
@@ -392,7 +394,7 @@ static int bernoulli__cpu(const OpCall *c) {
 /* Writes 1 with probability p, else 0, into x. */
 OP(bernoulli_,
    .signature = "bernoulli_(Tensor! x, float p=0.5, *, Generator? generator=None) -> ()",
-   .flags = OP_RANDOM, .infer = bernoulli__infer, .cpu = bernoulli__cpu)
+   .flags = OP_RANDOM | OP_INDEXED, .sbp = "...", .infer = bernoulli__infer, .cpu = bernoulli__cpu)
 
 static int random__infer(Infer *I) {
   struct random__args *a = I->args;
@@ -411,7 +413,7 @@ static int random__cpu(const OpCall *c) {
  * holds exactly. */
 OP(random_,
    .signature = "random_(Tensor! x, int low=0, int? high=None, *, Generator? generator=None) -> ()",
-   .flags = OP_RANDOM, .infer = random__infer, .cpu = random__cpu)
+   .flags = OP_RANDOM | OP_INDEXED, .sbp = "...", .infer = random__infer, .cpu = random__cpu)
 
 /* -- normal, bernoulli over tensors ------------------------------------------------------------ */
 
@@ -497,7 +499,8 @@ OP(normal,
        "normal(Tensor|number mean, Tensor|number std, int[] size=[], *, Generator? generator=None, "
        "dtype? dtype=None, device? device=None,"
        " bool requires_grad=False) -> Tensor",
-   .flags = OP_RANDOM | OP_NO_GRAD | OP_FUNCTION_ONLY, .infer = normal_infer, .cpu = normal_cpu)
+   .flags = OP_RANDOM | OP_NO_GRAD | OP_FUNCTION_ONLY | OP_INDEXED, .sbp = "..., ...",
+   .infer = normal_infer, .cpu = normal_cpu)
 
 typedef struct MaskJob {
   Draw draw;
@@ -558,7 +561,8 @@ static int bernoulli_cpu(const OpCall *c) {
 
 /* 1 with the probability that stands in x, else 0. */
 OP(bernoulli, .signature = "bernoulli(Tensor x, *, Generator? generator=None) -> Tensor",
-   .flags = OP_RANDOM | OP_NO_GRAD, .infer = bernoulli_infer, .cpu = bernoulli_cpu)
+   .flags = OP_RANDOM | OP_NO_GRAD | OP_INDEXED, .sbp = "...", .infer = bernoulli_infer,
+   .cpu = bernoulli_cpu)
 
 /* -- dropout ----------------------------------------------------------------------------------- */
 
@@ -613,7 +617,8 @@ static int dropout_cpu(const OpCall *c) {
 /* Zeros with probability p; what stays is scaled by 1 / (1 - p). Keeps no mask: the gradient draws
  * it again. */
 OP(dropout, .signature = "dropout(Tensor x, float p=0.5, *, Generator? generator=None) -> Tensor",
-   .flags = OP_RANDOM | OP_HIDDEN | OP_INPLACE, .infer = dropout_infer, .cpu = dropout_cpu)
+   .flags = OP_RANDOM | OP_HIDDEN | OP_INPLACE | OP_INDEXED, .sbp = "...", .linear = "x",
+   .infer = dropout_infer, .cpu = dropout_cpu)
 
 static int dropout_backward_infer(Infer *I) {
   int rc = want_probability(I, ((const struct dropout_backward_args *)I->args)->p);
@@ -628,4 +633,5 @@ static int dropout_backward_cpu(const OpCall *c) {
 /* The gradient of dropout: g through the mask of that key. */
 OP(dropout_backward,
    .signature = "dropout_backward(Tensor g, float p, *, Generator? generator=None) -> Tensor",
-   .flags = OP_HIDDEN, .infer = dropout_backward_infer, .cpu = dropout_backward_cpu)
+   .flags = OP_HIDDEN | OP_INDEXED, .sbp = "...", .linear = "g", .infer = dropout_backward_infer,
+   .cpu = dropout_backward_cpu)

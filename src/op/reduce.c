@@ -234,8 +234,8 @@ static int mean_infer(Infer *I) {
 /* The mean over dims, all when none is given. */
 OP(mean,
    .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_reduce, .linear = "x", .infer = mean_infer, .cpu = mean_cpu,
-   .scratch = mean_scratch)
+   .flags = OP_INDEXED, .sbp_rule = sbp_reduce_sum, .linear = "x", .infer = mean_infer,
+   .cpu = mean_cpu, .scratch = mean_scratch)
 
 FOLD_FLOATS(prod, double, 1, MAP_SELF, JOIN_PROD)
 FOLD_INTS(prod, 1, MAP_SELF, JOIN_PROD_INT)

@@ -217,7 +217,8 @@ int sbp_notation(SbpAsk *q, const char *text) {
   int rc = l.of && l.added ? 0 : err_set(MF_ENOMEM, "%s: out of memory", q->op->name);
   if (!rc) memset(l.of, LABEL_NONE, n * sizeof *l.of);
   if (!rc) rc = read_labels(q, text, &l);
-  for (int label = 0; label < LABELS && !rc; label++) {
+  for (int i = 0; i < LABELS && !rc; i++) { /* dims of "..." from the first on */
+    int label = i < LABEL_DOTS ? i : LABELS - 1 - (i - LABEL_DOTS);
     int64_t size = size_of_label(q, &l, label);
     if (size < 0) rc = does_not_fit(q, text);
     else if (size > 1 && (label < LABEL_CAPITAL || label >= LABEL_DOTS))
@@ -325,6 +326,15 @@ int sbp_all_but_dim(SbpAsk *q) {
       }
       if (fits) row[k] = sbp_split(d);
     }
+  }
+  return 0;
+}
+
+int sbp_fresh(SbpAsk *q) {
+  for (int d = 0; d < q->out[0]->ndim; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[q->n_in] = sbp_split(d);
   }
   return 0;
 }
@@ -456,9 +466,13 @@ int sbp_signatures(SbpAsk *q) {
 }
 
 void sbp_localize(const Op *op, void *args, const Meta *out) {
-  const Param *p = param_named(op, "size");
+  const Param *p = param_named(op, "num");
+  if (p && p->kind == PARAM_INT && out->ndim)
+    *(int64_t *)(void *)((char *)args + p->offset) = out->shape[0];
+  p = param_named(op, "size");
   if (!p || p->kind != PARAM_INTS || p->fixed) return;
   IntList *size = (void *)((char *)args + p->offset);
+  if (!size->n) return;
   size->n = out->ndim;
   for (int d = 0; d < out->ndim; d++) size->v[d] = out->shape[d];
 }

@@ -23,8 +23,8 @@
  * A function `sbp_rule` where letters cannot say it, for instance because the dim is an argument;
  * below are those that several ops share. View ops have sbp_view and "x" unless they say otherwise.
  *
- * An op whose signature has a list `int[] size` takes the shape of its first output there;
- * sbp_localize puts the part's in its place. */
+ * An op whose signature has a list `int[] size` takes the shape of its first output there, one with
+ * `int num` its first size; sbp_localize puts the part's in its place. */
 #ifndef MF_SBP_RULE_H
 #define MF_SBP_RULE_H
 #include "op.h"
@@ -73,6 +73,8 @@ uint32_t sbp_named_dims(const SbpAsk *q, int ndim);
 /* Everything that has input 0's number of dims is split along each dim but the named ones; numbers
  * are B. */
 int sbp_all_but_dim(SbpAsk *q);
+/* Of what makes a tensor: any dim, where an element depends at most on its place. */
+int sbp_fresh(SbpAsk *q);
 /* Reductions of input 0 over the named dims, kept with size 1 where keepdim is true. Split along a
  * dim that stays; along a reduced one the outputs are partial, or it cannot be split (sbp_reduce).
  */
