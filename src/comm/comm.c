@@ -269,6 +269,7 @@ const int *comm_group_ranks(const CommGroup *g) {
 }
 
 void comm_note(CommGroup *g, const char *text) {
+  if (!g->comm->check) return;
   size_t n = strlen(text);
   pthread_mutex_lock(&g->lock);
   comm_hash(&g->hash, text, n);

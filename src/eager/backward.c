@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "buckets.h"
+#include "global.h"
 #include "op_args.h"
 #include "op_ids.h"
 #include "sparse.h"
@@ -101,8 +102,9 @@ static int visit_of(Pass *p, Node *n) {
 
 /* Whether nobody else sees g, so that it may be written. */
 static bool is_own(const Tensor *g) {
-  return g->refs == 1 && g->storage &&
-         atomic_load_explicit(&g->storage->refs, memory_order_acquire) == 1;
+  int users = g->part ? 2 : 1;
+  return g->refs == 1 && g->storage && !g->severed && (!g->part || g->part->refs == 1) &&
+         atomic_load_explicit(&g->storage->refs, memory_order_acquire) == users;
 }
 
 /* *sum += g; takes g's count. */
@@ -112,7 +114,7 @@ static int add_gradient(Pass *p, Tensor **sum, Tensor *g) {
     return 0;
   }
   int rc = 0;
-  bool into = is_own(*sum) && g->storage && !p->b->create_graph &&
+  bool into = is_own(*sum) && g->storage && !p->b->create_graph && (*sum)->layout == g->layout &&
               shape_is_dense((*sum)->m.ndim, (*sum)->m.shape, (*sum)->m.stride);
   if (into) {
     rc = eager_op_into(p->E, OP_add, 2, (Tensor *[]){*sum, g}, NULL);
@@ -203,15 +205,27 @@ static bool can_steal(const Tensor *t, const Tensor *g) {
          (!g->ag || !g->ag->base);
 }
 
-int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
+/* g as the gradient of a global leaf lies: as the leaf, or B where that is partial. */
+static Tensor *as_leaf(Eager *E, const Tensor *t, Tensor *g) {
+  const Layout *l = t->layout ? global_of_gradient(E, t->layout) : NULL;
+  if ((t->layout && !l) || l == g->layout) return l || !t->layout ? tensor_retain(g) : NULL;
+  if (l && g->layout) return global_convert(E, g, l, NULL);
+  err_set(MF_EINVAL, "backward: the gradient is %s, the tensor %s", g->layout ? "global" : "local",
+          t->layout ? "global" : "local");
+  return NULL;
+}
+
+static int accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
   Autograd *ag = tensor_autograd(t);
   int rc = eager_uses_gradient(E, t, false);
   if (rc) return rc;
   if (!ag->grad) {
+    bool steal = g->storage && can_steal(t, g);
     ag->grad = tensor_is_rows(g) ? sparse_own(E, g)
-               : can_steal(t, g) ? tensor_retain(g)
+               : steal           ? tensor_retain(g)
                                  : eager_op(E, OP_clone, 1, &g, NULL);
-    return ag->grad ? 0 : MF_ENOMEM;
+    if (!ag->grad) return MF_ENOMEM;
+    return steal && g->part ? global_pack(E, ag->grad) : 0;
   }
   if (!create_graph && ag->grad->storage && !tensor_requires_grad(ag->grad))
     return g->storage ? eager_op_into(E, OP_add, 2, (Tensor *[]){ag->grad, g}, NULL)
@@ -221,6 +235,15 @@ int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
   tensor_release(ag->grad);
   ag->grad = sum;
   return 0;
+}
+
+int tape_accumulate(Eager *E, Tensor *t, Tensor *g, bool create_graph) {
+  if (!t->layout && !g->layout) return accumulate(E, t, g, create_graph);
+  Tensor *as = as_leaf(E, t, g);
+  if (as == g) g->refs--; /* the caller's count stays, so that the leaf may take it */
+  int rc = as ? accumulate(E, t, as, create_graph) : MF_EINVAL;
+  if (as != g) tensor_release(as);
+  return rc;
 }
 
 /* Of a step that is traced as one of several micro-batches, what leaf n gets is the mean of all of
@@ -358,7 +381,7 @@ static int drain(Pass *p) {
 /* -- Beginning and end ------------------------------------------------------------------------- */
 
 static Tensor *ones_like(Eager *E, Tensor *t) {
-  if (E->tracer) return eager_op(E, OP_ones_like, 1, &t, NULL);
+  if (E->tracer || t->layout) return eager_op(E, OP_ones_like, 1, &t, NULL);
   Tensor *one = tensor_create(E, (DType)t->m.dtype, t->m.ndim, t->m.shape, t->m.device);
   if (!one || !tensor_has_data(one)) return one;
   if (!E->context->devices[t->m.device]->api->on_host) {
@@ -387,6 +410,9 @@ static int root(Pass *p, int k, Edge *edge) {
   if (given && !tensor_same_shape(given, output))
     return err_set(MF_EINVAL, "backward: the gradient given has not the shape %s of the tensor",
                    shape_text(output->m.ndim, output->m.shape, shape));
+  if (given && !given->layout != !output->layout)
+    return err_set(MF_EINVAL, "backward: the gradient given is %s, the tensor %s",
+                   given->layout ? "global" : "local", output->layout ? "global" : "local");
   return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "call_int.h"
 #include "fault.h"
+#include "global.h"
 #include "mem.h"
 #include "op_args.h"
 #include "op_ids.h"
@@ -40,6 +41,7 @@ static int check_inputs(Eager *E, EagerCall *c, bool *tracked, bool *rows) {
     Tensor *t = c->in[k];
     if (!t) continue;
     if (t->ag) *tracked |= tensor_requires_grad(t);
+    c->global |= t->layout != NULL;
     if (!t->storage) {
       *rows = true;
       continue;
@@ -161,7 +163,7 @@ static int infer_outputs(Eager *E, EagerCall *c) {
     tensor_release(c->out[0]);
     c->out[0] = tensor_retain(c->into);
   }
-  for (int k = 0; k < c->n_out && !rc; k++) {
+  for (int k = 0; k < c->n_out && !rc && !c->global; k++) {
     if (c->out[k] == c->into) continue;
     if (flags & OP_VIEW) tape_view_of(E, c->out[k], c->in[0]);
     else if (E->tracer) tensor_open_traced(c->out[k]);
@@ -229,6 +231,9 @@ static int launch(Eager *E, EagerCall *c) {
     return err_set(MF_ENOMEM, "%s: out of memory", c->op->name);
   for (int k = 0; k < c->n_in; k++) fill_view(&views[k], c->in[k]);
   for (int k = 0; k < c->n_out; k++) fill_view(&views[c->n_in + k], c->out[k]);
+  for (int k = 0; k < n && c->places; k++)
+    if (views[k].ndim >= 0 && !views[k].number)
+      views[k].whole = c->places[k].whole, views[k].start = c->places[k].start;
   OpCall call = {.op = c->op,
                  .args = c->args,
                  .in = views,
@@ -276,11 +281,13 @@ static int check_patches(EagerCall *c) {
 }
 
 static int run(Eager *E, EagerCall *c, bool tracked) {
-  int rc = infer_outputs(E, c);
+  bool data = c->global && c->op->spec[0]->flags & OP_DATA;
+  int rc = data ? 0 : infer_outputs(E, c);
   if (rc == INFER_COPY) return run_on_copy(E, c, tracked);
   bool writes = c->into || c->op->n_mutated;
   if (!rc && writes) rc = call_before_write(E, c, tracked);
-  if (!rc && E->tracer) rc = E->tracer->record(E->tracer, c);
+  if (!rc && c->global) rc = data ? global_run_data(E, c) : global_run(E, c);
+  else if (!rc && E->tracer) rc = E->tracer->record(E->tracer, c);
   else if (!rc && !(c->op->spec[0]->flags & OP_VIEW)) rc = launch(E, c);
   if (!rc && writes) rc = call_after_write(E, c);
   if (!rc && tracked) rc = E->tracer && c->n_patches ? check_patches(c) : 0;
@@ -306,7 +313,10 @@ int eager_interrupted(Eager *E) {
   return err_set(MF_EINTR, "interrupted");
 }
 
-int eager_call(Eager *E, EagerCall *c) {
+int eager_call_as(Eager *E, EagerCall *c, const Layout *target, const CallPlace *places) {
+  c->target = target;
+  c->places = places;
+  c->global = target != NULL;
   c->out = c->small;
   c->n_out = 0;
   c->cap_out = 4;
@@ -320,6 +330,10 @@ int eager_call(Eager *E, EagerCall *c) {
   else if (!rc) rc = c->into || c->op->n_mutated ? run_writing(E, c, tracked) : run(E, c, tracked);
   if (rc) eager_call_clear(c);
   return rc;
+}
+
+int eager_call(Eager *E, EagerCall *c) {
+  return eager_call_as(E, c, NULL, NULL);
 }
 
 /* -- Calls from C ------------------------------------------------------------------------------ */

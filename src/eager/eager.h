@@ -14,6 +14,7 @@ typedef struct Eager Eager;
 typedef struct Tensor Tensor;
 typedef struct Node Node;
 typedef struct Autograd Autograd;
+typedef struct Layout Layout; /* of global.h */
 
 /* -- Tensors ----------------------------------------------------------------------------------- */
 
@@ -26,10 +27,13 @@ struct Tensor {
   bool registered : 1; /* its Lua value is in the state's weak table */
   bool uncounted : 1;  /* made by .data: writes through it are not counted */
   bool blind : 1;      /* a view made while nothing was recorded, or by an mf.Function */
+  bool severed : 1;    /* global: a view that had to be converted, whose memory is its own */
   Eager *E;            /* whose it is */
   Storage *storage;
   Autograd *ag;                 /* NULL: no gradient, no view; see tape.h */
   Tensor *row_ids, *row_values; /* int64 [n], [n, ...] */
+  const Layout *layout;         /* NULL: a local tensor; see global.h */
+  Tensor *part;                 /* global: what this rank has of it */
   Meta m;
 };
 
@@ -99,15 +103,23 @@ typedef struct EagerPatch {
   const double *cell;
 } EagerPatch;
 
+/* Where a tensor of a call begins in the whole of which it is a part. */
+typedef struct CallPlace {
+  int64_t whole[MF_MAX_DIMS], start[MF_MAX_DIMS];
+} CallPlace;
+
 /* A call as the dispatcher takes it. Outputs belong to the caller afterwards. */
 typedef struct EagerCall {
   const Op *op;
   Tensor *const *in; /* flattened; NULL: absent */
   int n_in, n_patches;
   const EagerPatch *patches;
-  void *args;    /* struct NAME_args, may be normalised in place */
-  Tensor *into;  /* NAME_: the first input, which takes the result; else NULL */
-  bool recorded; /* the dispatcher's answer: the tape has a node for it */
+  void *args;              /* struct NAME_args, may be normalised in place */
+  Tensor *into;            /* NAME_: the first input, which takes the result; else NULL */
+  bool recorded;           /* the dispatcher's answer: the tape has a node for it */
+  bool global;             /* an input is global, or `target` is given */
+  const Layout *target;    /* of a factory: how the output is to lie; see eager_call_as */
+  const CallPlace *places; /* of inputs and outputs, for ops that look at them; NULL: wholes */
   int n_out, cap_out;
   Tensor *original; /* what the written tensor was, where the gradient needs it; internal */
   Tensor **out, *small[4];
@@ -179,6 +191,8 @@ struct Eager {
   Node *free_list;   /* nodes to be freed by the loop that runs; see tape_node_release */
   Pool pool;         /* tensors, autograd records, nodes */
   Generator generator;
+  struct Layouts *layouts;        /* of layouts.c */
+  struct GlobalCache *signatures; /* of global_call.c */
   EagerOwner owner;
   struct Buckets *buckets; /* a list: who averages gradients over ranks; see buckets.h */
 };
@@ -215,6 +229,8 @@ int eager_interrupted(Eager *E);
 /* Calls an op: infer, allocate, launch, record; for a tracer, but for memory and launch. On failure
  * nothing is left in the call. */
 int eager_call(Eager *E, EagerCall *c);
+/* The same of a factory whose output is global, or of parts whose places count. */
+int eager_call_as(Eager *E, EagerCall *c, const Layout *target, const CallPlace *places);
 static inline int eager_uses_gradient(Eager *E, Tensor *t, bool written) {
   return E->tracer ? E->tracer->gradient(E->tracer, t, written) : 0;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "global.h"
 #include "mem.h"
 #include "op_args.h"
 #include "op_ids.h"
@@ -87,12 +88,20 @@ static int run_function(Eager *E, Node *n, Tensor *const *gout, const bool *need
 
 /* -- The form of a gradient -------------------------------------------------------------------- */
 
+static Tensor *global_zeros_like(Eager *E, const GradMeta *m) {
+  Meta whole = {.ndim = m->ndim, .dtype = m->dtype, .device = m->device};
+  memcpy(whole.shape, m->shape, sizeof(int64_t) * (size_t)m->ndim);
+  shape_contiguous(whole.ndim, whole.shape, whole.stride);
+  return global_zeros(E, &whole, m->layout);
+}
+
 Tensor *tape_zeros(Eager *E, const GradMeta *m) {
   if (E->tracer) {
     struct zeros_args args = {.size = {.n = m->ndim}, .dtype = m->dtype, .device = m->device};
     memcpy(args.size.v, m->shape, sizeof(int64_t) * (size_t)m->ndim);
     return eager_op(E, OP_zeros, 0, NULL, &args);
   }
+  if (m->layout) return global_zeros_like(E, m);
   Tensor *z = tensor_create(E, (DType)m->dtype, m->ndim, m->shape, m->device);
   if (!z || !tensor_clear(z)) return z;
   tensor_release(z);
@@ -145,6 +154,7 @@ int tape_fit(Eager *E, const Node *n, int k, Tensor **g) {
 
 static bool has_nan(Eager *E, Tensor *g) {
   if (tensor_is_rows(g)) g = g->row_values;
+  if (g->part) g = g->part;
   if (!tensor_has_data(g) || !dtype_is_float((DType)g->m.dtype)) return false;
   Tensor *flat = eager_op(E, OP_clone, 1, &g, &(struct clone_args){.memory_format = 1});
   bool nan = false;
@@ -174,6 +184,7 @@ int tape_run_node(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tens
   int rc = n->kind == NODE_OP         ? tape_run_op(E, n, gout, need, gin)
            : n->kind == NODE_FUNCTION ? run_function(E, n, gout, need, gin)
            : n->kind == NODE_VIEW     ? tape_run_view(E, n, gout, gin)
+           : n->kind == NODE_BOX      ? tape_run_box(E, n, gout, gin)
                                       : tape_run_copy_slices(E, n, gout, need, gin);
   for (int k = 0; k < n->n_in && !rc; k++)
     if (gin[k] && need[k]) rc = tape_fit(E, n, k, &gin[k]);

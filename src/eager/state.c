@@ -1,5 +1,5 @@
 /* What belongs to one Lua state: making and ending. */
-#include "eager.h"
+#include "global.h"
 #include "mem.h"
 #include "tape.h"
 
@@ -42,6 +42,8 @@ void eager_free(Eager *E) {
   for (int t = 0; t < CONTEXT_DEVICES; t++)
     if (E->streams[t]) E->streams[t]->device->api->stream_destroy(E->streams[t]);
   tape_end(E);
+  global_forget(E);
+  global_end(E);
   pool_clear(&E->pool);
   context_release(E->context);
   mem_free(E);

@@ -96,8 +96,9 @@ void tape_node_release(Node *n) {
   E->freeing = false;
 }
 
-void tape_meta(Node *n, GradMeta *g, const Meta *m) {
-  *g = (GradMeta){m->ndim, m->dtype, m->device, n->room};
+void tape_meta(Node *n, GradMeta *g, const Tensor *t) {
+  const Meta *m = &t->m;
+  *g = (GradMeta){m->ndim, m->dtype, m->device, n->room, t->layout};
   for (int d = 0; d < m->ndim; d++) *n->room++ = m->shape[d];
 }
 
@@ -105,6 +106,8 @@ const char *tape_node_name(const Node *n) {
   if (n->kind == NODE_COPY_SLICES) return tape_node_name(n->inner);
   if (n->kind == NODE_VIEW) return "view";
   if (n->kind == NODE_FUNCTION) return "a function";
+  if (n->kind == NODE_BOX)
+    return n->in_meta[0].layout && !n->out_meta[0].layout ? "to_local" : "to_global";
   return n->op ? n->op->name : "leaf";
 }
 
@@ -172,7 +175,7 @@ static Node *accumulate_node(Eager *E, Tensor *leaf) {
   if (leaf->ag->accumulate) return tape_node_retain(leaf->ag->accumulate);
   Node *n = tape_node_new(E, NODE_ACCUMULATE, NULL, 0, 1, 0, leaf->m.ndim, NULL);
   if (!n) return NULL;
-  tape_meta(n, &n->out_meta[0], &leaf->m);
+  tape_meta(n, &n->out_meta[0], leaf);
   n->leaf = leaf;
   leaf->ag->accumulate = n;
   return n;
@@ -279,13 +282,13 @@ static int save_for_backward(EagerCall *c, Node *n, uint32_t ins, uint32_t outs)
 static int record_outputs(Eager *E, EagerCall *c, Node *n) {
   int rc = 0;
   for (int k = 0; k < c->n_out && !rc; k++) {
-    tape_meta(n, &n->out_meta[k], &c->out[k]->m);
+    tape_meta(n, &n->out_meta[k], c->out[k]);
     if (c->out[k] == c->into) rc = tape_rebase(E, c->into, n, k);
     else if (dtype_is_float((DType)c->out[k]->m.dtype)) tape_attach(c->out[k], n, k);
   }
   if (c->n_out == 0 &&
       c->op->n_mutated) { /* NAME_(Tensor! x, ...) -> (): the first mutated input is the output */
-    tape_meta(n, &n->out_meta[0], &c->in[0]->m);
+    tape_meta(n, &n->out_meta[0], c->in[0]);
     rc = tape_rebase(E, c->in[0], n, 0);
   }
   return rc;
@@ -328,12 +331,26 @@ int tape_record(Eager *E, EagerCall *c) {
   for (int k = 0; k < c->n_in && !rc; k++) {
     Tensor *t = c->in[k];
     if (!t) continue;
-    tape_meta(n, &n->in_meta[k], &t->m);
+    tape_meta(n, &n->in_meta[k], t);
     if (is_tracked(t)) rc = tape_edge(E, t, &n->next[k]);
   }
   if (!rc && n_saved) rc = save_for_backward(c, n, ins, outs);
   if (!rc) rc = record_outputs(E, c, n);
   c->recorded = !rc;
+  tape_node_release(n);
+  return rc;
+}
+
+int tape_record_box(Eager *E, Tensor *x, Tensor *y, const Layout *grad) {
+  if (!E->grad_enabled || !is_tracked(x)) return 0;
+  int rc = tape_refresh(E, x);
+  Node *n = rc ? NULL : tape_node_new(E, NODE_BOX, NULL, 1, 1, 0, x->m.ndim + y->m.ndim, NULL);
+  if (!n) return rc ? rc : MF_ENOMEM;
+  tape_meta(n, &n->in_meta[0], x);
+  tape_meta(n, &n->out_meta[0], y);
+  n->in_meta[0].layout = grad;
+  rc = tape_edge(E, x, &n->next[0]);
+  if (!rc) tape_attach(y, n, 0);
   tape_node_release(n);
   return rc;
 }
@@ -355,13 +372,13 @@ int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tenso
   if (!n) return MF_ENOMEM;
   for (int k = 0; k < n_in && !rc; k++) {
     if (!in[k]) continue;
-    tape_meta(n, &n->in_meta[k], &in[k]->m);
+    tape_meta(n, &n->in_meta[k], in[k]);
     if (dtype_is_float((DType)in[k]->m.dtype)) rc = tape_edge(E, in[k], &n->next[k]);
   }
   for (int k = 0; k < n_out && !rc; k++) {
     n->out_meta[k] = (GradMeta){0};
     if (!out[k]) continue;
-    tape_meta(n, &n->out_meta[k], &out[k]->m);
+    tape_meta(n, &n->out_meta[k], out[k]);
     tape_attach(out[k], n, k);
   }
   *seq = n->seq;

@@ -54,6 +54,7 @@ typedef struct GradMeta {
   int8_t ndim;
   uint8_t dtype, device;
   const int64_t *shape;
+  const Layout *layout; /* of a global one: how it lies when it comes out of nothing */
 } GradMeta;
 
 typedef enum NodeKind {
@@ -61,7 +62,8 @@ typedef enum NodeKind {
   NODE_ACCUMULATE,
   NODE_COPY_SLICES,
   NODE_VIEW,
-  NODE_FUNCTION
+  NODE_FUNCTION,
+  NODE_BOX
 } NodeKind;
 
 /* Where a view lies in its base: the base's strides, and the view's size, strides and offset in
@@ -110,6 +112,9 @@ int tape_check_inplace(EagerCall *call, Tensor *written, bool tracked);
 int tape_keep_original(Eager *E, EagerCall *call);
 /* Records `call` (already run) when an input requires a gradient. */
 int tape_record(Eager *E, EagerCall *call);
+/* Records that y was made of x by conversion: between layouts, or between a global tensor and this
+ * rank's part. The gradient of x lies as `grad`; NULL: x is local. */
+int tape_record_box(Eager *E, Tensor *x, Tensor *y, const Layout *grad);
 /* The tape of outputs that `call`'s owner made by itself (an mf.Function): a node whose backward is
  * the owner's. *seq names it; 0: nothing is recorded. */
 int tape_record_function(Eager *E, int n_in, Tensor *const *in, int n_out, Tensor *const *out,

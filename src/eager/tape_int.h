@@ -10,7 +10,7 @@
 Node *tape_node_new(Eager *E, NodeKind kind, const Op *op, int n_in, int n_out, int n_saved,
                     int n_dims, const void *args);
 /* Fills in a meta of n, with the node's room for the shape. */
-void tape_meta(Node *n, GradMeta *g, const Meta *m);
+void tape_meta(Node *n, GradMeta *g, const Tensor *t);
 static inline Node *tape_node_retain(Node *n) {
   if (n) n->refs++;
   return n;
@@ -24,6 +24,10 @@ int tape_refresh(Eager *E, Tensor *t);
 int tape_rebase(Eager *E, Tensor *written, Node *n, int output);
 int tape_run_view(Eager *E, Node *n, Tensor *const *gout, Tensor **gin);
 int tape_run_copy_slices(Eager *E, Node *n, Tensor *const *gout, const bool *need, Tensor **gin);
+
+/* -- global.c ---------------------------------------------------------------------------------- */
+
+int tape_run_box(Eager *E, Node *n, Tensor *const *gout, Tensor **gin);
 
 /* -- gradient.c: the gradients of one node ----------------------------------------------------- */
 

@@ -7,6 +7,7 @@
  * gone: to the pool by the tensor, or to the C library by the storage's last user. */
 #include <string.h>
 
+#include "global.h"
 #include "sparse.h"
 #include "tape.h"
 
@@ -32,11 +33,12 @@ Tensor *tensor_new(Eager *E) {
   atomic_store_explicit(&b->storage.living, STORAGE_NEIGHBOUR, memory_order_relaxed);
   Tensor *t = &b->tensor;
   t->refs = 1;
-  t->anchored = t->pinned = t->registered = t->uncounted = t->blind = false;
+  t->anchored = t->pinned = t->registered = t->uncounted = t->blind = t->severed = false;
   t->E = E;
   t->storage = NULL;
   t->ag = NULL;
-  t->row_ids = t->row_values = NULL;
+  t->row_ids = t->row_values = t->part = NULL;
+  t->layout = NULL;
   E->tensors++;
   return t;
 }
@@ -71,6 +73,7 @@ void tensor_release(Tensor *t) {
     tensor_release(t->row_ids);
     tensor_release(t->row_values);
   }
+  if (t->part) tensor_release(t->part);
   if (storage_gone(b, t->storage)) pool_give(&E->pool, b, sizeof *b);
   if (--E->tensors == 0 && E->closed) eager_free(E);
 }
@@ -148,7 +151,11 @@ Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m) {
 Tensor *tensor_alias(const Tensor *t) {
   if (tensor_is_rows(t)) return sparse_alias(t);
   Tensor *a = tensor_adopt(t->E, t->storage, &t->m);
-  if (a) a->uncounted = t->uncounted;
+  if (!a) return NULL;
+  a->uncounted = t->uncounted;
+  a->severed = t->severed;
+  a->layout = t->layout;
+  a->part = tensor_retain(t->part);
   return a;
 }
 
@@ -178,6 +185,9 @@ View tensor_view(const Tensor *t) {
 
 int tensor_check_data(const Tensor *t, const char *what) {
   if (!t->storage) return err_set(MF_EINVAL, "%s: the tensor is row-sparse", what);
+  if (t->layout)
+    return err_set(MF_EINVAL, "%s: the tensor is global; :to_local() gives this rank's part of it",
+                   what);
   int rc = tensor_settle(t);
   if (rc) return rc;
   if (storage_is_freed(t->storage)) return err_set(MF_EFREED, "%s: the tensor was freed", what);
@@ -197,6 +207,12 @@ int tensor_item(Tensor *t, double *f, int64_t *i) {
   if (meta_numel(&t->m) != 1)
     return err_set(MF_EINVAL, "item: a tensor of one element is needed, this has shape %s",
                    shape_text(t->m.ndim, t->m.shape, shape));
+  if (t->layout) {
+    Tensor *whole = global_gather(t->E, (Tensor *)(uintptr_t)t);
+    int rc = whole ? tensor_item(whole, f, i) : MF_EINVAL;
+    tensor_release(whole);
+    return rc;
+  }
   if (tensor_check_data(t, "item")) return MF_EINVAL;
   Tensor *host = tensor_to_host(t);
   if (!host) return MF_EINVAL;

@@ -18,6 +18,7 @@ void tape_view_of(Eager *E, Tensor *y, Tensor *x) {
   y->storage = x->storage;
   storage_retain(y->storage);
   y->uncounted = x->uncounted;
+  y->severed = x->severed;
   y->blind = x->blind || !E->grad_enabled;
   Autograd *ag = tensor_autograd(y);
   Tensor *base = tensor_base(x);
@@ -57,8 +58,8 @@ int tape_refresh(Eager *E, Tensor *t) {
   Tensor *base = t->ag->base;
   Node *n = tape_node_new(E, NODE_VIEW, NULL, 1, 1, 0, t->m.ndim + base->m.ndim, NULL);
   if (!n) return MF_ENOMEM;
-  tape_meta(n, &n->in_meta[0], &base->m);
-  tape_meta(n, &n->out_meta[0], &t->m);
+  tape_meta(n, &n->in_meta[0], base);
+  tape_meta(n, &n->out_meta[0], t);
   n->geometry = geometry(t, base);
   int rc = n->geometry ? tape_edge(E, base, &n->next[0]) : MF_EUNSUPPORTED;
   if (!rc) {
@@ -104,8 +105,8 @@ static Node *copy_slices(Eager *E, Tensor *base, Tensor *view, Node *inner) {
   Node *n = tape_node_new(E, NODE_COPY_SLICES, NULL, inner->n_in, 1, 0, 2 * base->m.ndim, NULL);
   if (!n) return NULL;
   n->inner = tape_node_retain(inner);
-  tape_meta(n, &n->in_meta[0], &base->m);
-  tape_meta(n, &n->out_meta[0], &base->m);
+  tape_meta(n, &n->in_meta[0], base);
+  tape_meta(n, &n->out_meta[0], base);
   for (int k = 1; k < inner->n_in; k++) {
     n->next[k].node = tape_node_retain(inner->next[k].node);
     n->next[k].output = inner->next[k].output;

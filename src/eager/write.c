@@ -70,7 +70,17 @@ static int each_written(EagerCall *c, int (*each)(EagerCall *, Tensor *)) {
   return rc;
 }
 
+static int refuse_severed(const EagerCall *c, const Tensor *t) {
+  char name[64];
+  return err_set(MF_EINVAL,
+                 "%s%s: %s is a view of a global tensor for which the tensor had to be converted: "
+                 "it has memory of its own and may not be written; clone it first, or assign to a "
+                 "subscript",
+                 c->op->name, c->into ? "_" : "", call_name_of(c, t, name, sizeof name));
+}
+
 static int check_written(EagerCall *c, Tensor *t) {
+  if (t->severed) return refuse_severed(c, t);
   return self_overlaps(t) ? refuse_overlap(c, t) : 0;
 }
 
