@@ -161,7 +161,7 @@ grad.cross_entropy_backward = {
       gg = o.reduction == 'none' and one:sum(dim) or one:sum()
     end
     if need.x or need.lse then
-      local never = mf.full(o.lse.shape, math.huge, { dtype = o.lse.dtype })
+      local never = o.lse:new_full(o.lse.shape, math.huge)
       gx = v * (y - mf._cross_entropy_backward(o.g, o.x, o.target, never, o.total, o.weight, how))
       glse = -gx:sum(dim)
     end

@@ -6,7 +6,7 @@ local grad = {}
 local function put_back(g, indices, shape, dim, dropped)
   if #shape == 0 then return g end
   if dropped then g, indices = g:unsqueeze(dim), indices:unsqueeze(dim) end
-  return mf.zeros(shape, { dtype = g.dtype }):scatter(dim, indices, g)
+  return g:new_zeros(shape):scatter(dim, indices, g)
 end
 
 grad.max_dim = { x = function(g, y, o)
@@ -31,20 +31,19 @@ grad.cumprod_backward = {
     local x, dim, n = o.x, o.dim, o.x.ndim == 0 and 1 or o.x:size(o.dim)
     if n <= 1 then return need.g and v or nil, need.x and mf.zeros_like(x) or nil end
     local gg, gx
+    local shape, places = {}, mf.arange(n, mf._beside(x))
+    for d = 0, x.ndim - 1 do shape[d + 1] = d == dim and n or 1 end
+    places = places:reshape(shape)
     -- Written out by places, O(n) ops of size n: d^2 y_i / dx_k dx_l is the product of the others.
     for k = 0, n - 1 do
-      local one = x:clone()
+      local one = mf.where(places:eq(k), 1, x)
       local vk = v:narrow(dim, k, 1)
-      one:narrow(dim, k, 1):fill_(1)
       local without = one:cumprod(dim) -- y_i / x_k for i >= k
-      local mask = mf.arange(n):ge(k):to(x.dtype)
-      local shape = {}
-      for d = 0, x.ndim - 1 do shape[d + 1] = d == dim and n or 1 end
-      mask = mask:reshape(shape)
+      local mask = places:ge(k):to(x.dtype)
       if need.g then gg = gg and gg + without * mask * vk or without * mask * vk end
       if need.x then
         local part = mf._cumprod_backward(o.g * mask * vk, one, dim)
-        part = part * mf.arange(n):ne(k):to(x.dtype):reshape(shape)
+        part = part * places:ne(k):to(x.dtype)
         gx = gx and gx + part or part
       end
     end

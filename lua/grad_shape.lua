@@ -49,7 +49,7 @@ grad.strided_add = { g = function(g, _, o)
 end }
 -- What the tape makes of a write through a view.
 local function nothing(g, shape)
-  return mf.zeros({}, { dtype = g.dtype, device = g.device }):expand(shape)
+  return g:new_zeros({}):expand(shape)
 end
 grad.slice_base = { -- elements of the view that are one place of the base add up
   x = function(g, _, o) return mf._strided_add(g, o.shape.x, o.base_stride, 0, o.stride, o.offset, 1) end,
@@ -186,7 +186,7 @@ grad.embedding = {
 grad.embedding_backward = {
   g = function(g, _, o)
     local padding = o.padding_idx
-    if padding then g = g:index_fill(0, mf.tensor({ padding }, { dtype = mf.int64 }), 0) end
+    if padding then g = g:index_fill(0, mf.tensor({ padding }, mf._beside(g, { dtype = mf.int64 })), 0) end
     return mf.embedding(o.ids, g)
   end,
 }

@@ -52,7 +52,7 @@ end
 -- A bool mask (true: not to be seen) as an additive float mask; float masks stay.
 local function additive(mask, dtype)
   if mask.dtype ~= mf.bool then return mask end
-  return mf.zeros(mask.shape, { dtype = dtype }):masked_fill(mask, -math.huge)
+  return mf.zeros(mask.shape, mf._beside(mask, { dtype = dtype })):masked_fill(mask, -math.huge)
 end
 
 -- The masks as one additive mask that broadcasts over (N, heads, L, S), or nil.

@@ -21,7 +21,7 @@ filler('normal_', function(t, mean, std) t:normal_(mean or 0, std or 1) end)
 filler('constant_', function(t, value) t:fill_(value) end)
 filler('zeros_', function(t) t:fill_(0) end)
 filler('ones_', function(t) t:fill_(1) end)
-filler('eye_', function(t) t:copy_(mf.eye(t:size(0), t:size(1))) end)
+filler('eye_', function(t) t:copy_(mf.eye(t:size(0), t:size(1), mf._beside(t))) end)
 
 -- -- By fan in and fan out ------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ filler('orthogonal_', function(t, ...)
   local rows = t:size(0)
   local columns = t:numel() / rows
   local n = math.min(rows, columns)
-  local q = mf.randn(n, math.max(rows, columns), { dtype = mf.float64 })
+  local q = mf.randn(n, math.max(rows, columns), mf._beside(t, { dtype = mf.float64 }))
   for i = 0, n - 1 do
     local row = q[i]
     for _ = 1, 2 do

@@ -298,6 +298,27 @@ function Module:to(target)
   return self
 end
 
+-- Makes parameters and buffers global, in place: local ones are whole and equal on all ranks, of which each
+-- keeps its part; global ones are converted. `sbp` is that of all, or a function of a name and a tensor that
+-- gives it. What has no dims is everywhere.
+function Module:to_global(...)
+  local o = options.arguments('Module:to_global', { 'placement', 'sbp' }, { placement = none, sbp = none }, ...)
+  local function converted(t, sbp) return mf.distribute(t:detach(), o.placement, sbp) end
+  local function convert(name, t)
+    local sbp = o.sbp
+    if type(sbp) == 'function' then sbp = sbp(name, t) elseif t.ndim == 0 then sbp = mf._whole(o.placement) end
+    local g = t.grad
+    t.grad = nil
+    t.data = converted(t, sbp)
+    if g then t.grad = converted(g, sbp) end
+  end
+  mf.no_grad(function()
+    for name, p in self:named_parameters() do convert(name, p) end
+    for name, b in self:named_buffers() do convert(name, b) end
+  end)
+  return self
+end
+
 -- Gives parameters and buffers new memory on a device, which is not set: for a module that was made
 -- on the meta device.
 function Module:to_empty(device)
@@ -421,7 +442,8 @@ function Module:load_state_dict(dict, o)
   end
   mf.no_grad(function()
     for _, copy in ipairs(copies) do
-      if o.assign then copy[1].data = copy[2]:detach() else copy[1]:copy_(copy[2]) end
+      local source = mf._as_laid_out(copy[2], copy[1]) -- of a global one a local source is the whole
+      if o.assign then copy[1].data = source:detach() else copy[1]:copy_(source) end
     end
   end)
   return { missing_keys = missing, unexpected_keys = unexpected }

@@ -31,7 +31,45 @@ local function with_gradients(name, parameters, f)
   end)
 end
 
+-- The sum of |g|^p over gradients that lie on one placement, or the largest |g|; 0-d and global.
+local function power_sum(gradients, p)
+  local total
+  for _, g in ipairs(gradients) do
+    local one = g:abs()
+    if p == math.huge then one = one:amax() else one = (p == 2 and one:square() or one:pow(p)):sum() end
+    if not total then total = one
+    elseif p == math.huge then total = mf.maximum(total, one)
+    else total = total + one end
+  end
+  return total
+end
+
+-- Of global gradients: what each placement has is made whole, and brought to the first.
+local function global_norm(gradients, p)
+  local by_place, order = {}, {}
+  for _, g in ipairs(gradients) do
+    local key = tostring(g.placement)
+    if not by_place[key] then
+      by_place[key] = {}
+      order[#order + 1] = key
+    end
+    table.insert(by_place[key], g)
+  end
+  local total
+  for _, key in ipairs(order) do
+    local list = by_place[key]
+    local one = power_sum(list, p)
+    local first = by_place[order[1]][1]
+    one = one:to_global { placement = first.placement, sbp = mf._whole(first.placement) }
+    if not total then total = one
+    elseif p == math.huge then total = mf.maximum(total, one)
+    else total = total + one end
+  end
+  return p == math.huge and total or p == 2 and total:sqrt() or total:pow(1 / p)
+end
+
 local function total_norm(gradients, p)
+  if gradients[1].is_global then return global_norm(gradients, p) end
   if p == 2 then return mf.total_norm(gradients) end
   local norms = {}
   for i, g in ipairs(gradients) do norms[i] = g:norm { p = p } end
@@ -41,10 +79,14 @@ end
 -- All gradients times a 0-d tensor: in one op where they are contiguous.
 local function scale(gradients, by)
   local runs = {}
-  for _, g in ipairs(gradients) do
-    if g:is_contiguous() then runs[#runs + 1] = g else g:mul_(by) end
+  local function factor(g)
+    if not g.is_global or g.placement == by.placement then return by end
+    return by:to_global { placement = g.placement, sbp = mf._whole(g.placement) }
   end
-  if #runs > 0 then mf._scale_all_(by, runs) end
+  for _, g in ipairs(gradients) do
+    if g:is_contiguous() then runs[#runs + 1] = g else g:mul_(factor(g)) end
+  end
+  for _, alike in ipairs(mf._by_layout(runs)) do mf._scale_all_(factor(alike[1]), alike) end
 end
 
 -- Scales the gradients so that their common norm is at most max_norm; returns the norm before, as a

@@ -128,7 +128,7 @@ end
 function mf._attention_weights(q, k, mask, is_causal, scale)
   local s = q:matmul(k:transpose(-2, -1)) * scale
   local seen
-  if is_causal then seen = mf.ones(s:size(-2), s:size(-1), { dtype = mf.bool }):tril() end
+  if is_causal then seen = mf.ones(s:size(-2), s:size(-1), mf._beside(q, { dtype = mf.bool })):tril() end
   if mask and mask.dtype == mf.bool then seen = seen and mf.logical_and(mask, seen) or mask
   elseif mask then s = s + mask end
   if seen then s = s:masked_fill(seen:logical_not(), -math.huge) end

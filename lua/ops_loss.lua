@@ -69,11 +69,53 @@ local function cross_entropy_soft(x, target, o)
   return reduce(-(logp * target):sum(dim), o.reduction)
 end
 
+-- Of global logits whose classes are split, which stay so: each rank looks at its own classes, and only what is
+-- as large as target goes round.
+local function cross_entropy_by_class(x, target, o, dim, split)
+  local classes, shape, dtype = x:size(dim), {}, x.dtype
+  for d = 0, x.ndim - 1 do shape[d + 1] = d == dim and classes or 1 end
+  local function along(t) return t:reshape(shape) end
+  local top = mf._settled(x:detach():amax(dim, true))
+  local lse = mf._settled((x - top):exp():sum(dim, true)):log() + top
+  local valid = target:ne(o.ignore_index)
+  local label = mf.where(valid, target, 0):unsqueeze(dim)
+  local mine = along(mf.arange(classes, { placement = x.placement, sbp = split })):eq(label)
+  local w = valid:to(dtype)
+  if o.weight then w = w * o.weight:index_select(0, label:reshape(-1)):reshape(target.shape) end
+  local loss = (lse - mf._settled(mf.where(mine, x, 0):sum(dim, true))):squeeze(dim) * w
+  if o.label_smoothing > 0 then
+    local by = o.weight and along(o.weight) or mf.ones(shape, mf._beside(x, { dtype = dtype }))
+    local all = mf._settled(((lse - x) * by):sum(dim))
+    loss = loss * (1 - o.label_smoothing) + all * valid:to(dtype) * (o.label_smoothing / classes)
+  end
+  if o.reduction == 'mean' then return loss:sum() / w:sum() end
+  return reduce(loss, o.reduction)
+end
+
+-- Of global logits: the sum of parts is a part of the sum, which the mean of parts is not.
+local function cross_entropy_global(x, target, ...)
+  local o = options.arguments('cross_entropy', { 'weight' },
+    { weight = none, reduction = 'mean', ignore_index = -100, label_smoothing = 0 }, ...)
+  check_reduction('cross_entropy', o.reduction)
+  local dim, split, by_class = x.ndim > 1 and 1 or 0, {}, false
+  for axis, sbp in ipairs(x.sbp) do
+    split[axis] = sbp == 'S' .. dim and 'S0' or 'B'
+    by_class = by_class or split[axis] == 'S0'
+  end
+  if by_class and target.ndim == x.ndim - 1 then return cross_entropy_by_class(x, target, o, dim, split) end
+  local how = { reduction = o.reduction, ignore_index = o.ignore_index, label_smoothing = o.label_smoothing }
+  if o.reduction ~= 'mean' then return (mf._cross_entropy(x, target, o.weight, how)) end
+  how.reduction = 'sum'
+  local loss, _, total = mf._cross_entropy(x, target, o.weight, how)
+  return loss / total
+end
+
 -- Cross entropy of logits x (N, C, d1, ...) and labels (N, d1, ...), or probabilities of x's shape.
 -- Options: weight, reduction, ignore_index, label_smoothing.
 function mf.cross_entropy(x, target, ...)
-  if mf.is_tensor(x) and mf.is_tensor(target) and target:is_floating_point() then
-    return cross_entropy_soft(x, target, ...)
+  if mf.is_tensor(x) and mf.is_tensor(target) then
+    if target:is_floating_point() then return cross_entropy_soft(x, target, ...) end
+    if x.is_global then return cross_entropy_global(x, target, ...) end
   end
   return (mf._cross_entropy(x, target, ...))
 end

@@ -92,7 +92,7 @@ both('fmax', function(x, y) return mf.where(y:isnan(), x, mf.where(x:isnan(), y,
 both('fmin', function(x, y) return mf.where(y:isnan(), x, mf.where(x:isnan(), y, mf.minimum(x, y))) end)
 -- x where y has its sign, else -x; as floats.
 both('copysign', function(x, y)
-  if type(y) == 'number' then y = mf.tensor(y) end
+  if type(y) == 'number' then y = mf.tensor(y, mf._beside(x)) end
   local float = y:is_floating_point() and y.dtype or x:is_floating_point() and x.dtype or mf.float32
   if not x:is_floating_point() then x = x:to(float) end
   local negative = y:lt(0):logical_or(y:eq(0):logical_and(y:reciprocal():lt(0)))
@@ -134,7 +134,7 @@ both('kthvalue', function(x, k, ...)
   local o = options.arguments('kthvalue', { 'dim', 'keepdim' }, { dim = -1, keepdim = false }, ...)
   local n = x:dim() == 0 and 1 or x:size(o.dim)
   if options.count('kthvalue', 'k', k, 1) > n then fail('kthvalue: k is %d, dim %d has %d entries', k, o.dim, n) end
-  if x:dim() == 0 then return x:clone(), mf.zeros({}, { dtype = mf.int64 }) end
+  if x:dim() == 0 then return x:clone(), mf.zeros({}, mf._beside(x, { dtype = mf.int64 })) end
   local values, indices = x:sort(o.dim)
   values, indices = values:narrow(o.dim, k - 1, 1), indices:narrow(o.dim, k - 1, 1)
   if o.keepdim then return values, indices end
@@ -156,7 +156,7 @@ both('median', function(x, ...)
   local o = options.arguments('median', { 'dim', 'keepdim' }, { dim = options.number, keepdim = false }, ...)
   local dim = o.dim
   if not dim then
-    if x:numel() == 0 then return mf.full({}, 0 / 0, { dtype = x.dtype }) end
+    if x:numel() == 0 then return mf.full({}, 0 / 0, mf._beside(x, { dtype = x.dtype })) end
     x, dim = x:reshape(-1), 0
   end
   local n = x:dim() == 0 and 1 or x:size(dim)
@@ -191,7 +191,7 @@ both('diag', function(x, diagonal)
   if x:dim() == 2 then return x:diagonal(diagonal):clone() end
   if x:dim() ~= 1 then fail('diag: x must have 1 or 2 dims, has shape %s', tostring(x.shape)) end
   local before, after = math.max(diagonal, 0), math.max(-diagonal, 0)
-  local square = mf.eye(x:numel(), { dtype = x.dtype, device = x.device }) * x
+  local square = mf.eye(x:numel(), mf._beside(x, { dtype = x.dtype, device = x.device })) * x
   return mf.pad(square, { before, after, after, before })
 end)
 -- Sums of products over the last dims of x and the last of y.

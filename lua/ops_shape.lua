@@ -157,10 +157,10 @@ local function repeated(counts, n)
     total = total + times
   end
   if total > 2 ^ 53 then fail('repeat_interleave: repeats asks for too many entries') end
-  if n == 0 then return mf.zeros({ 0 }, { dtype = mf.int64 }) end
+  if n == 0 then return mf.zeros({ 0 }, mf._beside(counts, { dtype = mf.int64 })) end
   -- 1 where an entry gives way to the next; sums of these are the entries' numbers
   local ends = counts:reshape(-1):long():expand(n):cumsum(0):narrow(0, 0, n - 1)
-  local steps = mf.zeros({ total + 1 }, { dtype = mf.int64 })
+  local steps = mf.zeros({ total + 1 }, mf._beside(counts, { dtype = mf.int64 }))
   return steps:index_add(0, ends, mf.ones_like(ends)):cumsum(0):narrow(0, 0, total)
 end
 
@@ -277,9 +277,9 @@ end
 
 -- -- Factories like a tensor ----------------------------------------------------------------------
 
--- The arguments with the dtype and device of x where none are given.
+-- The arguments with the dtype and device of x where none are given; on its placement, where it has one.
 local function like(x, ...)
-  local n, given, o = select('#', ...), { ... }, { dtype = x.dtype, device = x.device }
+  local n, given, o = select('#', ...), { ... }, mf._beside(x, { dtype = x.dtype, device = x.device })
   if is_options(given[n]) then
     for k, v in pairs(given[n]) do o[k] = v end
     n = n - 1
@@ -304,7 +304,7 @@ end
 for _, name in ipairs { 'rand', 'randn' } do
   mf[name .. '_like'] = function(x, o)
     check_tensor(name .. '_like', 'x', x)
-    o = like(x, o)
+    o = mf._laid_out_as(x, like(x, o), o)
     local y = mf[name](x.shape, o)
     if x:is_contiguous() then return y end
     return mf.no_grad(function() return mf.empty_like(x, o):copy_(y) end)
@@ -322,7 +322,7 @@ end
 function mf.randint_like(x, low, high, o)
   check_tensor('randint_like', 'x', x)
   if type(high) ~= 'number' then low, high, o = 0, low, high end
-  return randint(low, high, x.shape, (like(x, o)))
+  return randint(low, high, x.shape, mf._laid_out_as(x, like(x, o), o))
 end
 
 -- -- dropout --------------------------------------------------------------------------------------
@@ -355,7 +355,8 @@ local function drop_channels(name, spatial)
     if not o.training or p == 0 then return x end
     local shape = x.shape
     for d = #shape - spatial + 1, #shape do shape[d] = 1 end
-    return x * mf._dropout(mf.ones(shape, { dtype = x.dtype, device = x.device }), p, { generator = o.generator })
+    local ones = mf.ones(shape, mf._beside(x, { dtype = x.dtype, device = x.device }))
+    return x * mf._dropout(ones, p, { generator = o.generator })
   end
   Tensor[name] = mf[name]
 end

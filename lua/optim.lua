@@ -118,7 +118,7 @@ function Optimizer:zero_grad(o)
       else g:zero_() end
     end
   end
-  if #dense > 0 then mf._zero_all_(dense) end
+  for _, alike in ipairs(mf._by_layout(dense)) do mf._zero_all_(alike) end
 end
 
 -- -- A step ---------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ local function keep_states(self, used)
   end)
 end
 
--- Updates by row-sparse gradients at once; sorts the others into runs of one step and dtype.
+-- Updates by row-sparse gradients at once; sorts the others into runs of one step, dtype and layout.
 local function collect(self, group, grads)
   local runs, last, used = {}, nil, {}
   for i, p in ipairs(group.params) do
@@ -236,8 +236,11 @@ local function collect(self, group, grads)
         local step = mf._tracing() and traced_step { s } or s.step
         mf.scope(self.rows, group, step, p, g.ids, g.values, s)
       else
-        if not last or last.step ~= s.step or last.born ~= s.born or last.dtype ~= p.dtype then
-          last = { step = s.step, born = s.born, dtype = p.dtype, params = {}, grads = {}, states = {}, copies = {} }
+        local layout = mf._layout_key(p)
+        if not last or last.step ~= s.step or last.born ~= s.born or last.dtype ~= p.dtype
+          or last.layout ~= layout then
+          last = { step = s.step, born = s.born, dtype = p.dtype, layout = layout,
+            params = {}, grads = {}, states = {}, copies = {} }
           runs[#runs + 1] = last
         end
         add_to(last, p, g, s)
@@ -354,7 +357,7 @@ local function load_state(self, p, s, n)
       fail('%s: %s of parameter %d must be a tensor of shape %s, is %s', self._name, name, n,
         tostring(p.shape), have)
     end
-    copy[name] = mf._keep(mf.empty_like(p):copy_(t))
+    copy[name] = mf._keep(mf.empty_like(p):copy_(mf._as_laid_out(t, p)))
     ::continue::
   end
   return copy

@@ -105,11 +105,28 @@ local function check_path(where, path)
   end
 end
 
+-- Global tensors become local and whole, one after another, on the rank that is to write; whether it is this.
+local function gather(list, rank)
+  local here = not rank or mf.rank() == rank
+  for i, t in ipairs(list) do
+    if t.is_global then
+      if not rank then
+        fail('save: a tensor is global; with { global_dst_rank = 0 }, called on all ranks, rank 0 writes the whole')
+      end
+      local writer = mf.placement(t.placement.device, { rank })
+      local whole = t:detach():to_global(writer, 'B')
+      list[i] = here and whole:to_local() or nil
+    end
+  end
+  return here
+end
+
 -- Writes a table of tensors, such as a state dict, to a .safetensors file; load gives it back. It
 -- may hold numbers, strings, booleans and further tables; tensors in those get dotted names.
--- { metadata = { key = 'text' } } is kept beside them. The file appears whole or not at all.
+-- { metadata = { key = 'text' } } is kept beside them. The file appears whole or not at all. With global tensors
+-- { global_dst_rank = 0 } is needed: all ranks of the job call save, and that one writes, the tensors whole.
 function M.save(value, path, o)
-  o = options('save', o, { metadata = options.table })
+  o = options('save', o, { metadata = options.table, global_dst_rank = options.number })
   check_path('save', path)
   if mf.is_tensor(value) or type(value) ~= 'table' then
     fail('save: a table of tensors by name is needed, this is a %s', mf.is_tensor(value) and 'tensor' or type(value))
@@ -125,7 +142,10 @@ function M.save(value, path, o)
     metadata = { [TREE] = tree }
     for key, text in pairs(o.metadata or {}) do metadata[key] = text end
   end
-  mf._safetensors_save(path, out.names, out.tensors, metadata)
+  if gather(out.tensors, o.global_dst_rank) then
+    mf._safetensors_save(path, out.names, out.tensors, metadata)
+  end
+  if o.global_dst_rank then mf.comm.barrier() end -- so that the file is there on return
 end
 
 -- -- Loading --------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ typedef struct Reading {
   int n_temporary;
   EagerPatch patches[PATCHES]; /* arguments that were an mf.scalar */
   int n_patches;
+  const Layout *target; /* of a factory's placement and sbp */
   union {
     char bytes[OP_MAX_ARGS];
     double align;
@@ -81,6 +82,24 @@ static int unknown_option(Reading *r, const char *key) {
   return MF_EINVAL;
 }
 
+/* Ops that make a tensor by themselves take a placement and SBP beside their parameters. */
+static bool takes_layout(const Op *op) {
+  return op->n_outputs == 1 && (op->requires_grad >= 0 || !op->n_tensors);
+}
+
+static bool is_layout_option(const Op *op, const char *key) {
+  return takes_layout(op) && (!strcmp(key, "placement") || !strcmp(key, "sbp"));
+}
+
+static int read_layout(Reading *r, int table) {
+  lua_State *L = r->L;
+  lua_getfield(L, table, "placement");
+  lua_getfield(L, table, "sbp");
+  bool given = !lua_isnil(L, -2) || !lua_isnil(L, -1);
+  int at = lua_gettop(L);
+  return given ? bind_read_layout(r->S, L, at - 1, at, r->name, &r->target) : 0;
+}
+
 static int place_options(Reading *r, int table) {
   lua_State *L = r->L;
   luaL_checkstack(L, r->op->n_params + 8, r->name);
@@ -105,9 +124,9 @@ static int place_options(Reading *r, int table) {
     bool known = false;
     for (int i = 0; i < r->op->n_params && !known; i++)
       known = strcmp(key, r->op->params[i].name) == 0;
-    if (!known) return unknown_option(r, key);
+    if (!known && !is_layout_option(r->op, key)) return unknown_option(r, key);
   }
-  return 0;
+  return takes_layout(r->op) ? read_layout(r, table) : 0;
 }
 
 static bool takes_number(const Param *p) {
@@ -455,6 +474,7 @@ static int begin(Reading *r, State *S, lua_State *L, const Op *op, int first, bo
                  char in_place[64]) {
   r->S = S, r->L = L, r->op = op, r->name = op->name;
   r->in = r->small, r->n_in = 0, r->cap_in = SMALL, r->n_temporary = r->n_patches = 0;
+  r->target = NULL;
   memcpy(r->args.bytes, op->defaults, op->args_size);
   int rc = 0;
   bool quick = read_quick(r, first), places = r->n_temporary && op->spec[0]->flags & OP_PLACES;
@@ -493,7 +513,7 @@ int bind_call(State *S, lua_State *L, const Op *op, int first, bool into) {
   c.op = op, c.in = r.in, c.n_in = r.n_in, c.args = r.args.bytes;
   c.patches = r.patches, c.n_patches = r.n_patches;
   c.into = into && !rc ? r.in[0] : NULL;
-  if (!rc) rc = eager_call(S->E, &c);
+  if (!rc) rc = eager_call_as(S->E, &c, r.target, NULL);
   return end(&r, &c, first, last, rc);
 }
 

@@ -23,8 +23,7 @@ static void close_comm(Comm *c) {
   comm_close(c);
 }
 
-/* The context's Comm; joins the job. NULL with the error set. */
-static Comm *comm_of(State *S, const char *name) {
+Comm *bind_comm(State *S, const char *name) {
   Context *x = S->context;
   if (x->comm) return x->comm;
   if (S->E->background) {
@@ -49,7 +48,7 @@ static Comm *comm_of(State *S, const char *name) {
 /* -- Arguments --------------------------------------------------------------------------------- */
 
 CommGroup *bind_read_group(State *S, lua_State *L, int index, const char *name) {
-  Comm *c = comm_of(S, name);
+  Comm *c = bind_comm(S, name);
   if (!c) return NULL;
   if (lua_isnoneornil(L, index)) return comm_world(c);
   if (!lua_istable(L, index)) {
@@ -205,7 +204,7 @@ static int message(lua_State *L, bool out) {
   const char *name = out ? "send" : "recv";
   Tensor *t;
   int64_t rank, tag = 0;
-  Comm *c = comm_of(S, name);
+  Comm *c = bind_comm(S, name);
   int code = c ? read_tensor(S, L, 1, name, "the tensor", &t) : MF_ECOMM;
   if (!code && !t) code = err_set(MF_EINVAL, "%s: the tensor is nil", name);
   if (!code) code = bind_read_int(L, 2, name, out ? "dst" : "src", &rank);
@@ -257,7 +256,7 @@ static int comm_note_text(lua_State *L) {
 }
 
 static int comm_stats_table(lua_State *L) {
-  Comm *c = comm_of(bind_state(L), "stats");
+  Comm *c = bind_comm(bind_state(L), "stats");
   if (!c) return bind_raise(L);
   CommStats s = comm_stats(c);
   lua_createtable(L, 0, 4);
@@ -273,7 +272,7 @@ static int comm_stats_table(lua_State *L) {
 }
 
 static int comm_host_name(lua_State *L) {
-  Comm *c = comm_of(bind_state(L), "host");
+  Comm *c = bind_comm(bind_state(L), "host");
   int64_t rank;
   if (!c || bind_read_int(L, 1, "host", "rank", &rank)) return bind_raise(L);
   if (rank < 0 || rank >= comm_size(c))

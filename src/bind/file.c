@@ -39,6 +39,7 @@ static int read_entry(State *S, lua_State *L, int i, SafetensorsEntry *e, Tensor
   int rc = tensor_settle(*t);
   if (rc) return rc;
   const char *why = !(*t)->storage                       ? "is row-sparse; save its to_dense()"
+                    : (*t)->layout                       ? "is global; save its to_local()"
                     : storage_is_traced((*t)->storage)   ? "belongs to a step that is compiled"
                     : !tensor_has_data(*t)               ? "is on the meta device and has no data"
                     : atomic_load(&(*t)->storage->freed) ? "was freed"

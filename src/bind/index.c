@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "global.h"
 #include "op_args.h"
 #include "op_ids.h"
 #include "state.h"
@@ -395,15 +396,39 @@ static int assign(Subscript *s, Tensor **value, bool accumulate) {
   return rc ? rc : eager_op_into(s->S->E, OP_copy_, 2, (Tensor *[]){s->v, *value}, NULL);
 }
 
+static int put(State *S, lua_State *L, Tensor *x, int key, int index, bool accumulate);
+
+/* The subscript of a global x is no view of it: the whole is written, and x takes it. */
+static int put_whole(State *S, lua_State *L, Tensor *x, int key, int index, bool accumulate) {
+  const Layout *all = global_broadcast(S->E, x->layout);
+  Tensor *whole = all ? global_convert(S->E, x, all, NULL) : NULL;
+  int rc = whole ? put(S, L, whole, key, index, accumulate) : MF_EINVAL;
+  if (!rc) rc = eager_op_into(S->E, OP_copy_, 2, (Tensor *[]){x, whole}, NULL);
+  tensor_release(whole);
+  return rc;
+}
+
+/* The value at an index for a place in x; numbers and tables are the same on all ranks. */
+static Tensor *value_for(State *S, lua_State *L, const Tensor *x, int index) {
+  Tensor *value = bind_tensor_of(S, L, index, x->m.dtype);
+  if (!value) err_prefix(MF_EINVAL, "index");
+  if (!value || !x->layout || bind_to_tensor(S, L, index)) return value;
+  const Layout *all = global_broadcast(S->E, x->layout);
+  Tensor *global = all ? global_distribute(S->E, value, all) : NULL;
+  tensor_release(value);
+  return global;
+}
+
 static int put(State *S, lua_State *L, Tensor *x, int key, int index, bool accumulate) {
   Subscript s = {.S = S, .L = L, .v = tensor_retain(x)};
   Tensor *value = NULL;
   int rc = read_key(&s, key);
   if (!rc) rc = apply(&s);
-  if (!rc) {
-    value = bind_tensor_of(S, L, index, s.v->m.dtype);
-    if (!value) rc = err_prefix(MF_EINVAL, "index");
+  if (!rc && s.v->severed && !x->severed) {
+    clear(&s);
+    return put_whole(S, L, x, key, index, accumulate);
   }
+  if (!rc && !(value = value_for(S, L, x, index))) rc = MF_EINVAL;
   if (!rc) rc = assign(&s, &value, accumulate);
   tensor_release(value);
   clear(&s);

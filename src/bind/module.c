@@ -97,6 +97,7 @@ static void open_core(State *S, lua_State *L) {
   bind_open_comm(S, L);
   bind_open_ranks(S, L);
   bind_open_buckets(S, L);
+  bind_open_global(S, L);
   bind_open_feed(S, L);
   bind_open_index(S, L);
   bind_open_print(S, L);

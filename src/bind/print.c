@@ -192,7 +192,7 @@ typedef struct Suffixes {
 
 static void put_suffix(Suffixes *x, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void put_suffix(Suffixes *x, const char *format, ...) {
-  char text[SHAPE_TEXT_MAX + 32];
+  char text[SHAPE_TEXT_MAX + 200];
   va_list args;
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
@@ -241,7 +241,13 @@ static void put_suffixes(Suffixes *x, State *S, Tensor *t, bool meta) {
   x->line = x->s->n - (last ? (size_t)(last - x->s->text) : (size_t)-1) + 1;
   if (t->m.device != DEVICE_CPU)
     put_suffix(x, "device='%s'", S->context->devices[t->m.device]->name);
-  if (meta || (empty && t->m.ndim != 1) || (!empty && !x->o->edgeitems))
+  if (t->layout) {
+    Str text = {0};
+    bind_put_layout(&text, t->layout);
+    put_suffix(x, "%s", text.text ? text.text : "");
+    str_free(&text);
+  }
+  if (meta || t->layout || (empty && t->m.ndim != 1) || (!empty && !x->o->edgeitems))
     put_suffix(x, "size=%s", shape_text(t->m.ndim, t->m.shape, shape));
   if (dtype != F32 && (meta || empty || (dtype != I64 && dtype != BOOL)))
     put_suffix(x, "dtype=%s", dtype_name(dtype));
@@ -267,7 +273,7 @@ static void put_tensor(Str *s, State *S, const PrintOptions *o, Tensor *t) {
   str_puts(s, "tensor(");
   bool meta = !tensor_has_data(t);
   if (meta) str_puts(s, "...");
-  else put_contents(s, o, t, 7);
+  else put_contents(s, o, t->part ? t->part : t, 7); /* of a global one what this rank has */
   Suffixes x = {.s = s, .o = o, .indent = 7};
   if (!s->failed) put_suffixes(&x, S, t, meta);
   str_puts(s, ")");

@@ -56,6 +56,7 @@ struct State {
   int error; /* reference: the error value with which a callback ended, if has_error */
   bool has_error;
   int traceback;       /* reference: the handler of bind_protected */
+  int place_mt;        /* reference: of placements */
   struct Job *tracing; /* the step that is traced; NULL: none */
   int scalars;         /* reference: what the step that is traced uses, or LUA_NOREF */
   int scalar_mt;       /* reference */
@@ -152,6 +153,17 @@ const char *bind_describe(State *S, lua_State *L, int index, char *buf, size_t n
  * DTYPE_NONE: as mf.tensor); counted. NULL with the error set. */
 Tensor *bind_tensor_of(State *S, lua_State *L, int index, int64_t dtype);
 
+/* -- Global tensors (global.c) ----------------------------------------------------------------- */
+
+/* This rank's place in the job, which is joined first. NULL with the error set. */
+struct Comm *bind_comm(State *S, const char *name);
+/* The layout of the placement and the SBP at these indices. */
+int bind_read_layout(State *S, lua_State *L, int placement, int sbp, const char *name,
+                     const Layout **out);
+/* Pushes x.is_global, x.placement or x.sbp; false: there is no such property. */
+bool bind_push_global_property(State *S, lua_State *L, const Tensor *t, const char *key);
+void bind_put_layout(Str *s, const Layout *l);
+
 /* -- Calls ------------------------------------------------------------------------------------- */
 
 /* The op with Lua's arguments from index `first` on; pushes the results and returns their number,
@@ -214,6 +226,7 @@ void bind_open_worker(State *S, lua_State *L);
 void bind_open_comm(State *S, lua_State *L);
 void bind_open_ranks(State *S, lua_State *L);
 void bind_open_buckets(State *S, lua_State *L);
+void bind_open_global(State *S, lua_State *L);
 void bind_open_feed(State *S, lua_State *L);
 void bind_open_index(State *S, lua_State *L);
 void bind_open_print(State *S, lua_State *L);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "global.h"
 #include "op_ids.h"
 #include "sparse.h"
 #include "state.h"
@@ -43,11 +44,15 @@ static int shape_tostring(lua_State *L) {
     if (i > 1) luaL_addstring(&b, ", ");
     lua_rawgeti(L, 1, i);
     char text[32];
-    snprintf(text, sizeof text, "%.0f", lua_tonumber(L, -1));
+    if (lua_type(L, -1) == LUA_TSTRING) snprintf(text, sizeof text, "%s", lua_tostring(L, -1));
+    else snprintf(text, sizeof text, "%.0f", lua_tonumber(L, -1));
     lua_pop(L, 1);
     luaL_addstring(&b, text);
   }
-  luaL_addstring(&b, n == 1 ? ",)" : ")");
+  if (n == 1) lua_rawgeti(L, 1, 1);
+  bool comma = n == 1 && lua_type(L, -1) == LUA_TNUMBER;
+  if (n == 1) lua_pop(L, 1);
+  luaL_addstring(&b, comma ? ",)" : ")");
   luaL_pushresult(&b);
   return 1;
 }
@@ -70,7 +75,7 @@ static int shape_eq(lua_State *L) {
 /* x.data: the same memory without the tape, writes to which are not counted. */
 static Tensor *data_of(Tensor *t) {
   Tensor *d = tensor_alias(t);
-  if (d) d->uncounted = true;
+  if (d) d->uncounted = true; /* parts always are */
   return d;
 }
 
@@ -121,7 +126,7 @@ static int get_property(State *S, lua_State *L, Tensor *t, const char *key) {
         return lua_pushinteger(L, t->storage ? storage_version(t->storage) : 0), 1;
       break;
   }
-  return 0;
+  return bind_push_global_property(S, L, t, key);
 }
 
 static int tensor_index(lua_State *L) {
@@ -157,6 +162,10 @@ static int set_grad(State *S, lua_State *L, Tensor *t) {
     if (g->m.dtype != t->m.dtype)
       return bind_error(L, "grad: the gradient is %s, the tensor %s", dtype_name((DType)g->m.dtype),
                         dtype_name((DType)t->m.dtype));
+    if (!g->layout != !t->layout || (g->layout && g->layout->place != t->layout->place))
+      return bind_error(L,
+                        "grad: the gradient must be local, or on the tensor's placement, as the "
+                        "tensor is");
   }
   if (eager_uses_gradient(S->E, t, true)) return bind_raise(L);
   Autograd *ag = tensor_autograd(t);
@@ -197,7 +206,11 @@ static int set_data(State *S, lua_State *L, Tensor *t) {
                       dtype_name((DType)src->m.dtype));
   storage_retain(src->storage);
   storage_release(t->storage);
+  tensor_retain(src->part);
+  tensor_release(t->part);
   t->storage = src->storage;
+  t->part = src->part;
+  t->layout = src->layout;
   t->m = src->m;
   t->m.number = false;
   if (t->ag && t->ag->accumulate) { /* a step may have seen the old shape: later ones get a new end

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "global.h"
 #include "op_args.h"
 #include "op_ids.h"
 #include "state.h"
@@ -197,15 +198,17 @@ static int tensor_of_value(State *S, lua_State *L, int64_t dtype, Tensor **out) 
 typedef struct TensorOptions {
   int64_t dtype, device;
   bool requires_grad;
+  const Layout *layout; /* NULL: local */
 } TensorOptions;
 
 static int read_options(State *S, lua_State *L, int index, TensorOptions *o) {
-  *o = (TensorOptions){DTYPE_NONE, S->E->device, false};
+  *o = (TensorOptions){DTYPE_NONE, S->E->device, false, NULL};
   if (lua_isnoneornil(L, index)) return 0;
   if (!lua_istable(L, index))
     return err_set(
         MF_EINVAL,
         "tensor: the second argument must be a table of options such as {dtype = mf.int64}");
+  bool placed = false;
   lua_pushnil(L);
   while (lua_next(L, index)) {
     const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
@@ -213,16 +216,21 @@ static int read_options(State *S, lua_State *L, int index, TensorOptions *o) {
     if (!strcmp(key, "dtype")) rc = bind_read_dtype(S, L, lua_gettop(L), "tensor", key, &o->dtype);
     else if (!strcmp(key, "device"))
       rc = bind_read_device(S, L, lua_gettop(L), "tensor", key, &o->device);
+    else if (!strcmp(key, "placement") || !strcmp(key, "sbp")) placed = true;
     else if (strcmp(key, "requires_grad"))
       rc = err_set(MF_EINVAL,
-                   "tensor: there is no option '%.40s'; there are dtype, device, requires_grad",
+                   "tensor: there is no option '%.40s'; there are dtype, device, requires_grad, "
+                   "placement, sbp",
                    key);
     else if (lua_isboolean(L, -1)) o->requires_grad = lua_toboolean(L, -1);
     else rc = err_set(MF_EINVAL, "tensor: requires_grad must be true or false");
     if (rc) return rc;
     lua_pop(L, 1);
   }
-  return 0;
+  if (!placed) return 0;
+  lua_getfield(L, index, "placement");
+  lua_getfield(L, index, "sbp");
+  return bind_read_layout(S, L, lua_gettop(L) - 1, lua_gettop(L), "tensor", &o->layout);
 }
 
 /* A copy of another tensor, without its history. */
@@ -243,8 +251,16 @@ static int on_device(Tensor **t, int64_t device) {
   return moved ? 0 : MF_ENOMEM;
 }
 
-/* mf.tensor(data, {dtype=, device=, requires_grad=}): a tensor of a number, a boolean, nested
- * tables of them, or a copy of a tensor. */
+static int lay_out(State *S, Tensor **t, const Layout *l) {
+  Tensor *global =
+      (*t)->layout ? global_convert(S->E, *t, l, NULL) : global_distribute(S->E, *t, l);
+  tensor_release(*t);
+  *t = global;
+  return global ? 0 : MF_EINVAL;
+}
+
+/* mf.tensor(data, {dtype=, device=, requires_grad=, placement=, sbp=}): a tensor of a number, a
+ * boolean, nested tables of them, or a copy of a tensor. */
 static int new_tensor(lua_State *L) {
   State *S = bind_state(L);
   TensorOptions o;
@@ -262,6 +278,7 @@ static int new_tensor(lua_State *L) {
   if (!rc)
     rc = source ? tensor_of_tensor(S, source, o.dtype, &t) : tensor_of_value(S, L, o.dtype, &t);
   if (!rc) rc = on_device(&t, o.device);
+  if (!rc && o.layout) rc = lay_out(S, &t, o.layout);
   if (!rc && o.requires_grad) {
     if (dtype_is_float((DType)t->m.dtype)) tensor_autograd(t)->requires_grad = true;
     else
@@ -326,12 +343,14 @@ static int item(lua_State *L) {
   State *S = bind_state(L);
   Tensor *t = bind_check_tensor(S, L, 1, "item", "the first argument");
   int64_t i;
-  if (tensor_item(t, NULL, &i)) return bind_raise(L);
+  double f;
+  if (tensor_item(t, &f, &i)) return bind_raise(L);
   if (lua_isnoneornil(L, 2)) {
-    Tensor *host = tensor_to_host(t);
-    int rc = host ? push_element(L, (DType)t->m.dtype, tensor_data(host), "item") : MF_EINVAL;
-    tensor_release(host);
-    return rc ? bind_raise(L) : 1;
+    int64_t element;
+    if (dtype_is_float((DType)t->m.dtype)) dtype_set_f64((DType)t->m.dtype, &element, f);
+    else dtype_set_i64((DType)t->m.dtype, &element, i);
+    if (push_element(L, (DType)t->m.dtype, (char *)&element, "item")) return bind_raise(L);
+    return 1;
   }
   if (lua_type(L, 2) != LUA_TSTRING || strcmp(lua_tostring(L, 2), "int64"))
     return bind_error(L, "item: the only option is 'int64', for cdata");
@@ -358,6 +377,12 @@ static int tolist(lua_State *L) {
   Tensor *t = bind_check_tensor(bind_state(L), L, 1, "tolist", "the first argument");
   if (!t->storage)
     return bind_error(L, "tolist: the tensor is row-sparse; :to_dense() makes it dense");
+  if (t->layout) { /* the whole, in a handle that keeps it while tables are made */
+    Tensor *whole = global_gather(t->E, t);
+    if (!whole) return bind_raise(L);
+    bind_push(bind_state(L), L, whole);
+    t = whole;
+  }
   if (tensor_check_data(t, "tolist")) return bind_raise(L);
   Tensor *host = tensor_to_host(t);
   int rc = host ? push_nested(L, host, 0, tensor_data(host)) : MF_EINVAL;

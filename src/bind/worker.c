@@ -98,6 +98,7 @@ Message *link_read_message(State *S, lua_State *L, int bytes_index, int table) {
     lua_rawgeti(L, table, i);
     Tensor *t = bind_check_tensor(S, L, -1, "worker", "a tensor of the message");
     if (!t->storage) bind_error(L, "worker: a row-sparse tensor cannot cross");
+    if (t->layout) bind_error(L, "worker: a global tensor cannot cross");
     if (tensor_settle(t)) bind_raise(L);
     lua_pop(L, 1);
   }
