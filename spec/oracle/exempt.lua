@@ -5,6 +5,7 @@ local memory = 'is about memory: strides of the whole mean nothing in a part'
 local data = 'the shape depends on data, which differs from part to part'
 local size = 'the shape depends on data, and all memory is planned before there is any'
 local selects = 'its gradient selects elements, and how many depends on data'
+local compiled = 'made by the compiler for parts, which are local'
 local micro = 'made by the compiler, between a step and its micro-batches, when gradients are ops already'
 local step = 'an optimiser step is not recorded'
 
@@ -40,15 +41,17 @@ return {
   },
   -- Only "all B" is legal.
   no_sbp = {
-    arange = index, linspace = index, logspace = index, eye = index,
-    rand = draws, randn = draws, randint = draws, randperm = draws, bernoulli = draws, ['bernoulli_'] = draws,
-    normal = draws, ['normal_'] = draws, ['uniform_'] = draws, ['random_'] = draws, multinomial = draws,
-    dropout = draws, dropout_backward = draws, drop_attention = draws, drop_attention_backward = draws,
+    randperm = draws, multinomial = draws, drop_attention = draws, drop_attention_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
     micro_unpack = micro, micro_mean = micro, micro_pack = micro, micro_last = micro,
     slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,
     fused = 'made when the splits are chosen already: it runs on parts',
     total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',
+  },
+  -- Not called on global tensors.
+  no_global = {
+    micro_unpack = micro, micro_repeat = micro, micro_mean = micro, micro_pack = micro, micro_last = micro,
+    fused = compiled,
   },
   -- Results that are not determined by the inputs.
   undefined = { empty = 'holds whatever was in memory', empty_like = 'holds whatever was in memory' },
