@@ -171,7 +171,7 @@ grad.index_fill = {
 grad.embedding = {
   w = function(g, _, o)
     local padding = o.padding_idx
-    if o.sparse then
+    if o.sparse and not g.is_global then -- a global gradient is dense
       local ids, size = o.ids:reshape(-1):to(mf.int64), o.shape.w
       local values = g:reshape(ids:numel(), size[2])
       if padding then

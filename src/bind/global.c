@@ -109,7 +109,7 @@ static int placement_index_field(lua_State *L) {
   const Placement *p = self(L)->placement;
   const char *key = luaL_checkstring(L, 2);
   if (!strcmp(key, "device") || !strcmp(key, "type")) {
-    lua_pushstring(L, S->context->devices[p->device]->api->name);
+    lua_pushstring(L, S->context->devices[p->device]->name);
   } else if (!strcmp(key, "ranks")) {
     push_ranks(L, p, 0, 0);
   } else if (!strcmp(key, "hierarchy")) {

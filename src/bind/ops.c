@@ -44,9 +44,9 @@ static void push_param(lua_State *L, const Param *p) {
 
 static void push_flags(lua_State *L, int flags) {
   static const char *const names[] = {
-      "view",     "inplace",     "random",        "data",    "no_grad",   "bool_out", "float_out",
-      "int_only", "method_only", "function_only", "hidden",  "blockwise", "by_value", "strided",
-      "places",   "spreads",     "gathers",       "indexed", "form"};
+      "view",     "inplace",     "random",        "data",     "no_grad",   "bool_out", "float_out",
+      "int_only", "method_only", "function_only", "hidden",   "blockwise", "by_value", "strided",
+      "places",   "spreads",     "gathers",       "transfer", "indexed",   "form"};
   lua_createtable(L, 0, 4);
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (flags >> i & 1) set_bool(L, names[i], true);

@@ -28,6 +28,8 @@ static int check(const Tensor *ids, const Tensor *values, int64_t n) {
   char shape[SHAPE_TEXT_MAX];
   if (!ids->storage || !values->storage)
     return err_set(MF_EINVAL, "rows: ids and values must be dense tensors");
+  if (ids->layout || values->layout)
+    return err_set(MF_EINVAL, "rows: ids and values must be local, one is global");
   if (storage_is_freed(ids->storage) || storage_is_freed(values->storage))
     return err_set(MF_EFREED, "rows: ids or values were freed");
   if (ids->m.dtype != I64 || ids->m.ndim != 1)
