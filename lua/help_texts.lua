@@ -3,6 +3,8 @@
 local texts = {
   tensor = 'tensor(value, {dtype=, device=, requires_grad=}): a new tensor from a number, a boolean '
     .. 'or nested tables. Numbers give float32.',
+  sbp = "sbp: how a global tensor lies along one axis of its placement: sbp.split(dim) or 'S0', sbp.broadcast or 'B', "
+    .. "sbp.partial_sum or 'P', 'Pmax', 'Pmin'.",
   device = "device(name, f, ...): f's results; tensors made inside without others are on that device. "
     .. 'Without f, the name.',
   get_default_device = 'get_default_device(): where tensors are made.',
@@ -150,6 +152,7 @@ local texts = {
   ['x:register_hook'] = "x:register_hook(f): f gets x's gradient when it is known, and may return "
     .. 'another; remove() of what this returns ends that.',
   ['x:numel'] = 'x:numel(): the number of elements.',
+  ['x:to_local'] = "x:to_local(): this rank's part of a global tensor, in the same memory, as a local one.",
   ['x:dim'] = 'x:dim(): the number of dims.',
   ['x:size'] = 'x:size(d): the size of dim d, counted from 0; all sizes without d.',
   ['x:stride'] = 'x:stride(d): the step of dim d in memory, in elements; all steps without d.',
@@ -196,7 +199,9 @@ for name, what in pairs { shape = 'the sizes, x.shape[1] the first; compares wit
   ndim = 'the number of dims', grad = 'the gradient that backward has added up, or nil',
   requires_grad = 'whether gradients by x are wanted; may be set', is_leaf = 'whether no op made it on the tape',
   grad_fn = 'the name of the op that made it, or nil', data = 'the same memory outside of the tape; may be set',
-  is_rows = 'whether it is row-sparse' } do
+  is_rows = 'whether it is row-sparse', is_global = 'whether it lies on several ranks; see placement',
+  placement = 'of a global tensor: on which ranks it lies',
+  sbp = "of a global tensor: how it lies there, a list with an SBP for each axis of the placement; see sbp" } do
   texts['x:' .. name] = ('x.%s: %s.'):format(name, what)
 end
 

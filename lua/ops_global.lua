@@ -20,15 +20,15 @@ end
 
 -- -- Placements and SBP ---------------------------------------------------------------------------
 
--- mf.placement(device, ranks): the ranks on which a global tensor lies; a nested table makes a grid, of which
--- each axis has an SBP of its own: mf.placement('cpu', {{0, 1}, {2, 3}}). placement.all(device): all ranks.
-mf.placement = setmetatable({
-  all = function(device)
-    local ranks = {}
+-- mf.placement(device, ranks): the ranks on which a global tensor lies, all when none are given; a nested table
+-- makes a grid, of which each axis has an SBP of its own: mf.placement('cpu', {{0, 1}, {2, 3}}).
+function mf.placement(device, ranks)
+  if ranks == nil then
+    ranks = {}
     for rank = 0, mf.world_size() - 1 do ranks[rank + 1] = rank end
-    return call(mf._placement, device, ranks)
-  end,
-}, { __call = function(_, device, ranks) return call(mf._placement, device, ranks) end })
+  end
+  return call(mf._placement, device, ranks)
+end
 
 -- mf.sbp: how a tensor lies along one axis of a placement: split(dim), broadcast, partial_sum. Values are
 -- strings, which can be written as well: 'S0', 'B', 'P', 'Pmax', 'Pmin'.

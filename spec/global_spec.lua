@@ -27,7 +27,7 @@ describe('global tensors', function()
       assert(m.placement('cpu', { 0, 1 }) ~= p and m.placement('cpu', { { 0, 1 }, { 2, 3 } }) == p)
       return { tostring(p), tostring(x.shape), tostring(x.sbp), x.sbp[2], tostring(x:to_local().shape),
         tostring(p.hierarchy), p.ranks, p.device, m.sbp.split(2) .. m.sbp.broadcast .. m.sbp.partial_sum,
-        tostring(m.placement.all 'cpu'), x:numel(), x.ndim }
+        tostring(m.placement 'cpu'), x:numel(), x.ndim }
     end)
     local parts = { '(3, 3)', '(3, 2)', '(3, 3)', '(3, 2)' }
     for r = 1, 4 do
@@ -276,10 +276,10 @@ describe('training on global tensors', function()
       model:double()
       local p, batch = nil, 'B'
       if plan == 'data' then
-        p, batch = m.placement.all 'cpu', 'S0'
+        p, batch = m.placement 'cpu', 'S0'
         model:to_global(p, 'B')
       elseif plan == 'tensor' then
-        p = m.placement.all 'cpu'
+        p = m.placement 'cpu'
         model:to_global(p, function(name)
           if name:find '^0' then return 'S0' end
           return name == '4.weight' and 'S1' or 'B'
@@ -291,7 +291,7 @@ describe('training on global tensors', function()
           return name == '4.weight' and { 'B', 'S1' } or { 'B', 'B' }
         end)
       elseif plan == 'sharded' then -- parameters and states split where they can be
-        p, batch = m.placement.all 'cpu', 'S0'
+        p, batch = m.placement 'cpu', 'S0'
         model:to_global(p, 'S0')
       end
       local opt = optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0.1 })
@@ -347,7 +347,7 @@ describe('training on global tensors', function()
         local logits, labels = m.randn(7, 9, { dtype = m.float64 }), m.randint(0, 9, { 7 })
         labels[2] = -100
         local weight = m.rand(9, { dtype = m.float64 }) + 0.5
-        local p = sbps and m.placement.all 'cpu'
+        local p = sbps and m.placement 'cpu'
         if p then
           bn:to_global(p, 'B')
           x, w = m.distribute(x, p, sbps[1]), m.distribute(w, p, sbps[1])
@@ -382,7 +382,7 @@ describe('training on global tensors', function()
     local got = on(2, function(r)
       local m = require 'moonflow'
       m.manual_seed(1)
-      local p = m.placement.all 'cpu'
+      local p = m.placement 'cpu'
       local a = m.nn.Linear(4, 6):double():to_global(p, 'S0')
       local ok, text = pcall(m.save, a:state_dict(), path)
       m.save(a:state_dict(), path, { global_dst_rank = 0 })
@@ -447,7 +447,7 @@ describe('errors of global tensors', function()
   it('end all ranks when they call different things', function()
     fails(2, function(r)
       local m = require 'moonflow'
-      local p = m.placement.all 'cpu'
+      local p = m.placement 'cpu'
       local x = m.zeros(4, 2, { placement = p, sbp = 'S0' })
       local y = r == 0 and x + 1 or x * 1
       return y:sum():item()
@@ -462,7 +462,7 @@ describe('errors of global tensors', function()
     fails(2, function(r) -- one has drawn a number more: what is random would differ
       local m = require 'moonflow'
       if r == 1 then m.rand(1) end
-      return m.rand(4, { placement = m.placement.all 'cpu', sbp = 'B' }):to_global { sbp = 'P' }:sum():item()
+      return m.rand(4, { placement = m.placement 'cpu', sbp = 'B' }):to_global { sbp = 'P' }:sum():item()
     end, 'call different things.*rand')
     fails(2, function(r) -- between placements
       local m = require 'moonflow'
@@ -475,7 +475,7 @@ describe('errors of global tensors', function()
   it('are not looked for when the check is off', function()
     local got = on(2, function(r)
       local m = require 'moonflow'
-      local x = m.ones(4, { placement = m.placement.all 'cpu', sbp = 'S0' })
+      local x = m.ones(4, { placement = m.placement 'cpu', sbp = 'S0' })
       local y = r == 0 and x + 1 or x * 2
       return y:sum():item()
     end, { check = false })
@@ -521,7 +521,7 @@ describe('ops on global tensors', function()
       return function(_, n)
         local m = require 'moonflow'
         local list = { { 'B' }, { 'S0' }, { 'S1' } }
-        local p = m.placement.all 'cpu'
+        local p = m.placement 'cpu'
         if n == 4 then
           p = m.placement('cpu', { { 0, 1 }, { 2, 3 } })
           list = { { 'S0', 'S0' }, { 'S1', 'S0' }, { 'B', 'S1' } }
@@ -586,6 +586,116 @@ describe('ops on global tensors', function()
       assert.same({ { 0, 202 }, { 0, 0 }, { 8, 10 } }, g[7])
       assert.same({ 7, 8, 9 }, g[8])
       assert.equal(24 + 10, g[9])
+    end
+  end)
+end)
+
+describe('global tensors in use', function()
+  it('print this rank\'s part without talking, and where it lies', function()
+    local got = on(2, function(r)
+      local m = require 'moonflow'
+      local p = m.placement('cpu', { 0, 1 })
+      local x = m.arange(4, { placement = p, sbp = 'S0' })
+      local y = m.zeros(2, 2, { placement = p, sbp = 'P', requires_grad = true })
+      if r == 1 then return { tostring(x) } end -- no other rank prints
+      return { tostring(x), tostring(y) }
+    end)
+    assert.equal("tensor([0, 1], placement=placement('cpu', {0, 1}), sbp=S0, size=(4,))", got[1][1])
+    assert.equal("tensor([2, 3], placement=placement('cpu', {0, 1}), sbp=S0, size=(4,))", got[2][1])
+    assert(got[1][2]:find("sbp=P, size=(2, 2)", 1, true) and got[1][2]:find('requires_grad', 1, true), got[1][2])
+  end)
+
+  it('take data and gradients, and count what is written', function()
+    local got = on(2, function()
+      local m = require 'moonflow'
+      local p = m.placement('cpu', { 0, 1 })
+      local w = m.distribute(m.tensor { 1, 2, 3, 4 }, p, 'B'):requires_grad_()
+      w.data = m.distribute(m.tensor { 5, 6, 7, 8 }, p, 'S0')
+      local out = { tostring(w.sbp), w.requires_grad }
+      w.grad = m.distribute(m.ones(4), p, 'B')
+      m.optim.SGD({ w }, { lr = 1 }):step()
+      out[3], out[4] = w:tolist(), tostring(w.sbp)
+      w.data:mul_(2)
+      out[5] = w:tolist()
+      local y = w:square()
+      m.no_grad(function() w:add_(1) end)
+      local ok, text = pcall(function() y:sum():backward() end)
+      out[6], out[7] = ok, text
+      local z = w:detach():requires_grad_()
+      local v = z:sum()
+      z.data:add_(1) -- not counted
+      v:backward()
+      out[8] = z.grad:tolist()
+      local local_one = m.zeros(4):requires_grad_()
+      out[9] = pcall(function() local_one.grad = w.grad end)
+      return out
+    end)
+    for r = 1, 2 do
+      assert.same({ '(S0)', true, { 4, 5, 6, 7 }, '(S0)', { 8, 10, 12, 14 }, false }, { unpack(got[r], 1, 6) })
+      assert(got[r][7]:find('changed in place', 1, true), got[r][7])
+      assert.same({ { 1, 1, 1, 1 }, false }, { got[r][8], got[r][9] })
+    end
+  end)
+
+  -- y = relu(x w1) on rank 0, then on to rank 1: loss = sum(y w2).
+  it('go from stage to stage, each on ranks of its own, and gradients come back', function()
+    local function values(m)
+      m.manual_seed(11)
+      local o = { dtype = m.float64 }
+      return m.randn(3, 4, o), m.randn(4, 5, o), m.randn(5, 2, o)
+    end
+    local m = mf
+    local x, w1, w2 = values(m)
+    w1:requires_grad_()
+    w2:requires_grad_()
+    local loss = x:matmul(w1):relu():matmul(w2):sum()
+    loss:backward()
+    local want = { loss:item(), w1.grad:tolist(), w2.grad:tolist() }
+    local got = on(3, function(r)
+      local m = require 'moonflow' -- luacheck: ignore
+      m.manual_seed(11)
+      local o = { dtype = m.float64 }
+      local x, w1, w2 = m.randn(3, 4, o), m.randn(4, 5, o), m.randn(5, 2, o) -- luacheck: ignore
+      local first, second = m.placement('cpu', { 0 }), m.placement('cpu', { 1, 2 })
+      x, w1 = m.distribute(x, first, 'B'), m.distribute(w1, first, 'B'):requires_grad_()
+      w2 = m.distribute(w2, second, 'S0'):requires_grad_()
+      local y = x:matmul(w1):relu():to_global(second, 'S1')
+      local loss = y:matmul(w2):sum() -- luacheck: ignore
+      loss:backward()
+      local out = { tostring(y.shape), y:to_local():numel() }
+      if r > 0 then out[3], out[4] = loss:item(), w2.grad:tolist() else out[5] = w1.grad:tolist() end
+      out[6] = r == 0 and select(2, pcall(loss.item, loss)) or ''
+      return out
+    end)
+    assert.same({ '(3, 5)', 0 }, { got[1][1], got[1][2] })
+    assert.same(want[2], got[1][5])
+    assert(got[1][6]:find('not on this rank', 1, true), got[1][6])
+    for r = 2, 3 do
+      assert.near(want[1], got[r][3], 1e-12)
+      for i, row in ipairs(want[3]) do
+        for k, v in ipairs(row) do assert.near(v, got[r][4][i][k], 1e-12) end
+      end
+    end
+  end)
+
+  it('work between processes and between hosts', function()
+    for _, member in ipairs { 'zmq', 'hosts' } do
+      local got = on(4, function()
+        local m = require 'moonflow'
+        local p = m.placement('cpu', { { 0, 1 }, { 2, 3 } })
+        local whole = m.arange(35):reshape(7, 5):to(m.float64)
+        local ok = true
+        local lists = { { 'S0', 'S1' }, { 'P', 'S0' }, { 'S0', 'S0' }, { 'B', 'P' } }
+        for _, from in ipairs(lists) do
+          for _, to in ipairs(lists) do
+            local y = m.distribute(whole, p, from):to_global { sbp = to }
+            ok = ok and y:to_global { sbp = { 'B', 'B' } }:to_local():eq(whole):all():item()
+          end
+        end
+        local q = m.placement('cpu', { 3, 1 })
+        return ok and m.distribute(whole, p, { 'S0', 'S1' }):to_global(q, 'S1'):to_global(p, { 'B', 'B' }):sum():item()
+      end, { member = member })
+      assert.same({ 595, 595, 595, 595 }, got)
     end
   end)
 end)

@@ -171,6 +171,26 @@ local function check_gradients(op, args, pieces, grid, want, outputs)
   end
 end
 
+-- -- In place -------------------------------------------------------------------------------------
+
+-- The NAME_ form writes into a clone of the first tensor, which keeps its layout. nil: it does not fit there.
+local function in_place(op, args)
+  args = Run.map(op, args, function(t, k) return k == 1 and t:detach():clone() or t end)
+  local first = args[op.params[1].name]
+  if not mf.is_tensor(first) then return nil end
+  local sbp = first.is_global and table.concat(first.sbp, ' ')
+  local ok = pcall(op.call_, args)
+  return ok and first or nil, sbp
+end
+
+local function check_in_place(op, args, pieces, want)
+  local got, sbp = in_place(op, Run.map(op, args, function(_, k) return pieces[k] end))
+  if not got then error(op.name .. '_ does not run', 0) end
+  compare(got, want, op.name .. '_')
+  local have = table.concat(got.sbp, ' ')
+  if have ~= sbp then error(('%s_ lies as %s, not %s'):format(op.name, have, sbp), 0) end
+end
+
 -- -- One op ---------------------------------------------------------------------------------------
 
 local function tensors_of(op, args)
@@ -208,6 +228,7 @@ function Global.check(op, grid, most)
       count = count + check_factory(op, args, grid, most)
     else
       local want = Run.call(op, args)
+      local written = op.call_ and not exempt.undefined[op.name] and not op.flags.random and in_place(op, args)
       local slopes = slope and gradients(op, args, gradient_slots(op, args), outputs, function(w) return w end)
       for _, row in ipairs(combinations(tensors, #grid.sizes, most)) do
         local function pieces()
@@ -217,6 +238,7 @@ function Global.check(op, grid, most)
         end
         local ok, text = xpcall(function()
           check_values(op, args, pieces(), want)
+          if written then check_in_place(op, args, pieces(), written) end
           if slopes then check_gradients(op, args, pieces(), grid, slopes, outputs) end
         end, function(e) return type(e) == 'string' and e or tostring(e) end)
         if not ok then error(('%s with %s: %s'):format(op.name, text_of(row), tostring(text)), 0) end
