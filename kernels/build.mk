@@ -1,21 +1,20 @@
 # The libraries of CUDA devices: `make cuda` (nvcc), `make emulate` (a host compiler).
 NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 CUDA_ARCHS ?= 75 80 90 100
-CUDA_ONE := $(filter %,$(CUDA_ARCH))
 KERNELS := $(wildcard kernels/*.cu)
-KERNEL_HEADERS := $(wildcard kernels/*.cuh kernels/emulate/*.h) $(GEN)/kernels/pointwise_lines.h
-KERNEL_SEES := $(patsubst %,-Isrc/%,base tensor device comm op) -I$(GEN)/op -I$(GEN)/kernels
+KERNEL_HEADERS := $(wildcard kernels/*.cuh kernels/*.h kernels/emulate/*.h) $(patsubst %,$(GEN)/kernels/%_lines.h,pointwise loss)
+KERNEL_SEES := $(patsubst %,-Isrc/%,base tensor device comm op) -Ikernels -I$(GEN)/op -I$(GEN)/kernels
 EMULATE_CXX ?= $(if $(findstring clang,$(CC)),clang++,g++)
-EMULATE_FLAGS := -std=gnu++20 -O1 -g -fPIC -fvisibility=hidden -pthread -Wall -Wextra \
-  -Wno-unused-function -Wno-unknown-pragmas -Ikernels/emulate $(KERNEL_SEES) \
+EMULATE_FLAGS := -std=gnu++20 -O1 -g1 -fPIC -fvisibility=hidden -pthread -Wall -Wextra \
+  -Wno-deprecated-enum-enum-conversion   -Wno-unused-function -Wno-unknown-pragmas -Ikernels/emulate $(KERNEL_SEES) \
   $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
 NVCC_FLAGS := -std=c++20 -O3 -lineinfo -Xcompiler -fPIC,-fvisibility=hidden --expt-relaxed-constexpr \
   --threads 2 $(foreach a,$(or $(CUDA_ARCH),$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) $(KERNEL_SEES)
 .PHONY: cuda emulate test-cuda
 
-$(GEN)/kernels/pointwise_lines.h: kernels/pointwise.lua src/op/pointwise.c
+$(GEN)/kernels/%_lines.h: kernels/pointwise.lua src/op/%.c
 	@mkdir -p $(@D)
-	$(Q)luajit $< $@ src/op/pointwise.c
+	$(Q)luajit $< $@ src/op/$*.c
 KERNEL_NEEDS := $(KERNEL_HEADERS) $(wildcard src/op/pointwise_*.h src/op/plugin.h src/device/device.h) | $(GEN)/stamp
 
 $(BUILD)/emulate/%.o: kernels/%.cu $(KERNEL_NEEDS)
@@ -36,9 +35,10 @@ $(BUILD)/cuda/%.o: kernels/%.cu $(KERNEL_NEEDS)
 	$(SAY) "  NVCC $<"
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -c $< -o $@
-$(BUILD)/libmoonflow_cuda.so: $(KERNELS:kernels/%.cu=$(BUILD)/cuda/%.o)
+$(BUILD)/libmoonflow_cuda.so: $(KERNELS:kernels/%.cu=$(BUILD)/cuda/%.o) \
+  $(patsubst kernels/%.cu,$(BUILD)/cuda/%.o,$(wildcard kernels/vendor/*.cu))
 	$(SAY) "  LINK $@"
-	$(Q)$(NVCC) -shared -cudart static -Xlinker -z,defs -o $@ $^
+	$(Q)$(NVCC) -shared -cudart static -Xlinker -z,defs -o $@ $^ -lcublasLt
 cuda: $(if $(NVCC),$(BUILD)/libmoonflow_cuda.so)
 	@$(if $(NVCC),:,echo "there is no nvcc: the library of CUDA kernels is not built")
 

@@ -21,7 +21,7 @@ static __device__ __forceinline__ void copy_element(const CopyParams &p, const i
 }
 
 template <class S>
-static __global__ void __launch_bounds__(COPY_BLOCK) copy_same(CopyParams p) {
+static __global__ void __launch_bounds__(COPY_BLOCK) copy_same(const __grid_constant__ CopyParams p) {
   int64_t at[2], i = (int64_t)blockIdx.x * (COPY_BLOCK * COPY_EACH) + threadIdx.x;
   for (int step = 0; step < COPY_EACH && i < p.walk.numel; step++, i += COPY_BLOCK) {
     walk_at(p.walk, 2, i, at);
@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(COPY_BLOCK) copy_same(CopyParams p) {
 
 /* Through the compute type T. */
 template <class T>
-static __global__ void __launch_bounds__(COPY_BLOCK) copy_converted(CopyParams p) {
+static __global__ void __launch_bounds__(COPY_BLOCK) copy_converted(const __grid_constant__ CopyParams p) {
   int64_t at[2], i = (int64_t)blockIdx.x * (COPY_BLOCK * COPY_EACH) + threadIdx.x;
   for (int step = 0; step < COPY_EACH && i < p.walk.numel; step++, i += COPY_BLOCK) {
     walk_at(p.walk, 2, i, at);

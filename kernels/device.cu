@@ -27,12 +27,18 @@ enum { CLASSES = 256, MINIMUM = 512 };
 
 static const PluginHost *host; /* constant, and the same for all contexts */
 
+struct ScratchBlock {
+  void *p;
+  size_t bytes;
+};
+
 struct CudaStream {
   Stream stream;
   cudaStream_t handle;
   DeviceError *error;
   bool used;
   std::vector<void *> waiting[CLASSES];
+  std::vector<ScratchBlock> held; /* of the call that is launching */
 };
 
 struct CudaDevice {
@@ -42,6 +48,8 @@ struct CudaDevice {
   std::mutex lock;
   DeviceStats stats;
   std::vector<CudaStream *> streams;
+  void *kept[DEVICE_KEEPS];
+  void (*kept_end[DEVICE_KEEPS])(void *);
 };
 
 struct CudaEvent {
@@ -116,10 +124,29 @@ cudaStream_t stream_handle(Stream *s) {
   return ((CudaStream *)s)->handle;
 }
 
+/* Given back as soon as the call has launched its kernels: later work of the stream may use it, which
+ * runs behind them. */
 void *kernel_scratch(const OpCall *c, size_t bytes) {
-  void *p = c->stream->device->api->scratch(c->stream, bytes ? bytes : 1);
-  if (!p) err_set(MF_ENOMEM, "%s: out of memory for %zu bytes of scratch", c->op->name, bytes);
+  CudaStream *s = (CudaStream *)c->stream;
+  void *p = s->stream.device->api->alloc(s->stream.device, bytes, &s->stream);
+  if (p) s->held.push_back(ScratchBlock{p, bytes});
+  else err_set(MF_ENOMEM, "%s: out of memory for %zu bytes of scratch", c->op->name, bytes);
   return p;
+}
+
+void kernel_scratch_end(const OpCall *c) {
+  CudaStream *s = (CudaStream *)c->stream;
+  for (const ScratchBlock &b : s->held)
+    s->stream.device->api->release(s->stream.device, b.p, b.bytes, &s->stream);
+  s->held.clear();
+}
+
+void *device_keep(Stream *s, DeviceKeeps what, void *(*make)(void), void (*end)(void *)) {
+  CudaDevice *d = (CudaDevice *)s->device;
+  stream_handle(s);
+  std::lock_guard<std::mutex> lock(d->lock);
+  if (!d->kept[what] && (d->kept[what] = make())) d->kept_end[what] = end;
+  return d->kept[what];
 }
 
 static const char *input_name(const Op *op, int input) {
@@ -330,6 +357,8 @@ static void cuda_reset_peak(Device *device) {
 
 static void cuda_destroy(Device *device) {
   CudaDevice *d = (CudaDevice *)device;
+  for (int k = 0; k < DEVICE_KEEPS; k++)
+    if (d->kept[k]) d->kept_end[k](d->kept[k]);
   for (CudaStream *s : d->streams)
     if (s->stream.scratch)
       cuda_release(device, s->stream.scratch, s->stream.scratch_bytes, &s->stream);

@@ -36,7 +36,7 @@ static __device__ int64_t index_place(const IndexParams &p, const int64_t *at) {
   return place;
 }
 
-static __global__ void __launch_bounds__(INDEX_BLOCK) index_kernel(IndexParams p) {
+static __global__ void __launch_bounds__(INDEX_BLOCK) index_kernel(const __grid_constant__ IndexParams p) {
   int64_t at[INDEX_OPERANDS], i = (int64_t)blockIdx.x * INDEX_BLOCK + threadIdx.x;
   if (i >= p.walk.numel) return;
   walk_at(p.walk, p.n + 2, i, at);

@@ -20,9 +20,14 @@ extern "C" {
 
 /* KERNEL(add, add_cuda): the launch of op add. The records lie one behind the other in a section of
  * the library, so that there is no list of them. */
-#define KERNEL(name, function)                                                      \
+#define KERNEL(name, function)                                                             \
+  static int launch_##name(const OpCall *c) {                                              \
+    int rc = function(c);                                                                  \
+    kernel_scratch_end(c);                                                                 \
+    return rc;                                                                             \
+  }                                                                                        \
   static __attribute__((used, section("mf_kernels"))) const PluginKernel kernel_##name = { \
-      #name, function};
+      #name, launch_##name};
 
 /* The first error that a kernel has found in its data since the stream was waited for; in memory
  * that the host reads too. */
@@ -37,11 +42,18 @@ cudaStream_t stream_handle(Stream *s);
 int launch_result(const OpCall *c, cudaError_t e);
 /* Where the kernels of this launch put errors. */
 DeviceError *stream_error(Stream *s);
-/* Memory until the kernels of this launch have run; one block at a time. NULL with the error set. */
+/* Memory until the kernels of this call have run. NULL with the error set. */
 void *kernel_scratch(const OpCall *c, size_t bytes);
+void kernel_scratch_end(const OpCall *c); /* the call has launched all */
+
+/* What a vendor's library keeps for a device: made on first use, ended with the device. */
+enum DeviceKeeps { DEVICE_KEEPS_GEMM, DEVICE_KEEPS };
+void *device_keep(Stream *s, DeviceKeeps what, void *(*make)(void), void (*end)(void *));
 
 /* y = x, broadcast and converted; x may be one element of the host. Of copy.cu. */
 int copy_launch(const OpCall *c, const View *x, const View *y);
+/* The sum or mean of all of x, to the 0-d y. Of reduce.cu. */
+int reduce_all(const OpCall *c, const View *x, const View *y, bool mean);
 /* y = value everywhere. */
 int copy_fill(const OpCall *c, const View *y, double value);
 

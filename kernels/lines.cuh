@@ -79,7 +79,7 @@ struct Line {
 };
 
 template <class B, int W>
-static __global__ void __launch_bounds__(LINE_BLOCK) lines_kernel(LineParams p, typename B::Args a) {
+static __global__ void __launch_bounds__(LINE_BLOCK) lines_kernel(const __grid_constant__ LineParams p, typename B::Args a) {
   typedef typename B::T T;
   __shared__ T room[WARP];
   int64_t index = (int64_t)blockIdx.x * (LINE_BLOCK / W) + threadIdx.x / W;

@@ -86,7 +86,7 @@ struct NormSums {
 };
 
 template <class T>
-static __global__ void __launch_bounds__(LINE_BLOCK) norm_sums(NormSums p) {
+static __global__ void __launch_bounds__(LINE_BLOCK) norm_sums(const __grid_constant__ NormSums p) {
   __shared__ T room[2][LINE_BLOCK];
   int lane = threadIdx.x % WARP, row = threadIdx.x / WARP;
   int64_t weight = (int64_t)blockIdx.x * WARP + lane, at[SUM_OPERANDS] = {}, in[SUM_OPERANDS];
@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(LINE_BLOCK) norm_sums(NormSums p) {
 }
 
 template <class T>
-static __global__ void __launch_bounds__(LINE_BLOCK) norm_join(NormSums p) {
+static __global__ void __launch_bounds__(LINE_BLOCK) norm_join(const __grid_constant__ NormSums p) {
   int64_t weight = (int64_t)blockIdx.x * LINE_BLOCK + threadIdx.x, at[SUM_OPERANDS];
   if (weight >= p.kept.numel) return;
   T w = T(0), b = T(0);

@@ -1,7 +1,7 @@
--- Takes the pointwise lines out of src/op/pointwise.c, for the CUDA kernels that are made of the same
+-- Takes the pointwise lines out of a file of src/op, for the CUDA kernels that are made of the same
 -- text: luajit kernels/pointwise.lua OUT src/op/pointwise.c
 --
--- Copied as they are: #defines, calls of PW_... and POINTWISE... macros, inline functions, and the
+-- Copied as they are: #defines, calls of PW_..., POINTWISE... and LOSS macros, inline functions, and the
 -- functions NAME_choose. Of a record OP(name, ...) its kernels and its choice become
 -- PW_RECORD_CHOOSE(name, 0, 0, 0, 0, 0, choice, kernels).
 local out, path = arg[1], arg[2]
@@ -28,7 +28,8 @@ end
 
 local function record(call)
   local name = call:match '^OP%(([%w_]+)'
-  local kernels = assert(call:match '%.pointwise%s*=%s*{(.-)}', name .. ' has no kernels')
+  local kernels = call:match '%.pointwise%s*=%s*{(.-)}'
+  if not kernels then return end
   local _, commas = kernels:gsub(',', '')
   return ('PW_RECORD_CHOOSE(%s, 0, 0, 0, 0, 0, %s, %s)'):format(name,
     call:match '%.choose%s*=%s*([%w_]+)' or 'NULL', kernels .. (', NULL'):rep(2 - commas))
@@ -37,9 +38,11 @@ end
 local i = 1
 while lines[i] do
   local line, piece = lines[i], nil
-  if line:match '^#define' then
+  if line:match '^#define [%w_]+LOSS' or line:match '^#define LOSS' then
+    _, i = take(i, function(l) return not l:match '\\$' end) -- the cpu's own
+  elseif line:match '^#define' then
     piece, i = take(i, function(l) return not l:match '\\$' end)
-  elseif line:match '^PW_[%w_]+%(' or line:match '^POINTWISE[%w_]*%(' then
+  elseif line:match '^PW_[%w_]+%(' or line:match '^POINTWISE[%w_]*%(' or line:match '^LOSS%(' then
     piece, i = take(i, balanced)
   elseif line:match '^OP%(' then
     piece, i = take(i, balanced)

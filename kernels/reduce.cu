@@ -200,10 +200,10 @@ struct FoldLogsumexp {
 /* -- Kernels ----------------------------------------------------------------------------------- */
 
 template <class F>
-static __device__ void fold_put(const FoldParams &p, int64_t output, int part,
+static __device__ void fold_put(const FoldParams &p, int64_t output, int part, bool is_part,
                                 typename F::Acc total) {
   int64_t at[2];
-  if (p.parts > 1) {
+  if (is_part) {
     ((typename F::Acc *)p.partial)[output * p.parts + part] = total;
     return;
   }
@@ -240,7 +240,7 @@ static __device__ __forceinline__ void fold_part(const FoldParams &p, int part, 
 
 /* Outputs along x of the grid, parts along y; WIDTH threads an output. */
 template <class F, int WIDTH>
-static __global__ void __launch_bounds__(FOLD_BLOCK) fold_rows(FoldParams p) {
+static __global__ void __launch_bounds__(FOLD_BLOCK) fold_rows(const __grid_constant__ FoldParams p) {
   typedef typename F::Value T;
   typedef typename F::Acc Acc;
   __shared__ __align__(16) unsigned char room[FOLD_WARPS * sizeof(Acc)];
@@ -269,11 +269,11 @@ static __global__ void __launch_bounds__(FOLD_BLOCK) fold_rows(FoldParams p) {
     __syncthreads();
     for (int w = 1; w < FOLD_WARPS && !threadIdx.x; w++) F::join(a, all[w]);
   }
-  if (!t && output < p.outer.numel) fold_put<F>(p, output, (int)blockIdx.y, a);
+  if (!t && output < p.outer.numel) fold_put<F>(p, output, (int)blockIdx.y, p.parts > 1, a);
 }
 
 template <class F>
-static __global__ void __launch_bounds__(FOLD_BLOCK) fold_columns(FoldParams p) {
+static __global__ void __launch_bounds__(FOLD_BLOCK) fold_columns(const __grid_constant__ FoldParams p) {
   typedef typename F::Value T;
   typedef typename F::Acc Acc;
   __shared__ __align__(16) unsigned char room[FOLD_BLOCK * sizeof(Acc)];
@@ -292,12 +292,12 @@ static __global__ void __launch_bounds__(FOLD_BLOCK) fold_columns(FoldParams p) 
   __syncthreads();
   if (row || output >= p.outer.numel) return;
   for (int w = 1; w < FOLD_WARPS; w++) F::join(a, all[w * WARP + lane]);
-  fold_put<F>(p, output, (int)blockIdx.y, a);
+  fold_put<F>(p, output, (int)blockIdx.y, p.parts > 1, a);
 }
 
 /* The parts of an output, a warp each. */
 template <class F>
-static __global__ void __launch_bounds__(FOLD_BLOCK) fold_parts(FoldParams p) {
+static __global__ void __launch_bounds__(FOLD_BLOCK) fold_parts(const __grid_constant__ FoldParams p) {
   typedef typename F::Acc Acc;
   int64_t output = (int64_t)blockIdx.x * FOLD_WARPS + threadIdx.x / WARP;
   int lane = threadIdx.x % WARP, parts = p.parts;
@@ -305,8 +305,7 @@ static __global__ void __launch_bounds__(FOLD_BLOCK) fold_parts(FoldParams p) {
   if (output < p.outer.numel)
     for (int k = lane; k < parts; k += WARP) F::join(a, ((const Acc *)p.partial)[output * parts + k]);
   a = fold_warp<F>(a);
-  p.parts = 1;
-  if (!lane && output < p.outer.numel) fold_put<F>(p, output, 0, a);
+  if (!lane && output < p.outer.numel) fold_put<F>(p, output, 0, false, a);
 }
 
 /* -- Launch ------------------------------------------------------------------------------------ */
@@ -438,6 +437,15 @@ static int std_cuda(const OpCall *c) {
   return FOLD_FLOATS(FoldStd, block_class((DType)c->in[0].dtype));
 }
 KERNEL(std, std_cuda)
+
+int reduce_all(const OpCall *c, const View *x, const View *y, bool mean) {
+  static const int64_t none[MF_MAX_DIMS] = {0};
+  PointwiseClass cls = reduced_class((DType)x->dtype, (DType)y->dtype);
+  FoldParams p = {};
+  fold_init(&p, x, y, (1u << x->ndim) - 1, none);
+  if (mean) return FOLD_FLOATS(FoldMean, cls);
+  return FOLD_ALL(FoldSum, cls);
+}
 
 /* y has fewer dims, or 1 where x is broadcast. */
 static int sum_to_cuda(const OpCall *c) {

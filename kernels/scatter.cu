@@ -30,7 +30,7 @@ static __device__ __forceinline__ void scatter_element(const ScatterParams &p, c
   else add_element(p.walk.dtype[1], p.walk.data[1], x, from, dense);
 }
 
-static __global__ void __launch_bounds__(SCATTER_BLOCK) scatter_lines(ScatterParams p) {
+static __global__ void __launch_bounds__(SCATTER_BLOCK) scatter_lines(const __grid_constant__ ScatterParams p) {
   int64_t at[3], i = (int64_t)blockIdx.x * SCATTER_BLOCK + threadIdx.x;
   if (i >= p.walk.numel) return;
   walk_at(p.walk, 3, i, at);

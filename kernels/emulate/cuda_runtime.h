@@ -13,8 +13,9 @@
 #define MF_EMULATE 1
 #define __global__
 #define __device__
+#define __grid_constant__
 #define __host__
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static thread_local

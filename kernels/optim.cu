@@ -1,0 +1,276 @@
+/* Optimisers as multi-tensor ops: one launch updates up to FLEET tensors in one pass over memory, a
+ * block a chunk of one of them. Formulas are the cpu's (src/op/optim.c); halves are computed in
+ * float32. A gradient of another dtype or order in memory is copied into scratch first. Bytes:
+ * parameters and states twice, gradients once. */
+#include <stdlib.h>
+
+#include "kernel.cuh"
+
+enum { FLEET = 48, FLEET_STATES = 3, FLEET_BLOCK = 256, FLEET_EACH = 8 };
+static constexpr int64_t FLEET_CHUNK = FLEET_BLOCK * FLEET_EACH;
+
+struct Fleet {
+  int n, n_states;
+  void *param[FLEET], *state[FLEET_STATES][FLEET];
+  const void *grad[FLEET];
+  int64_t numel[FLEET];
+  unsigned first[FLEET]; /* block */
+  uint8_t dtype[FLEET];
+};
+
+template <class R, class T>
+static __global__ void __launch_bounds__(FLEET_BLOCK) fleet_kernel(const __grid_constant__ Fleet f, R rule) {
+  int t = 0;
+  while (t + 1 < f.n && f.first[t + 1] <= blockIdx.x) t++;
+  int64_t i = (int64_t)(blockIdx.x - f.first[t]) * FLEET_CHUNK + threadIdx.x;
+  int dtype = f.dtype[t];
+  for (int k = 0; k < FLEET_EACH && i < f.numel[t]; k++, i += FLEET_BLOCK) {
+    T p = load_as<T>(dtype, f.param[t], i), g = load_as<T>(dtype, f.grad[t], i), s[FLEET_STATES];
+    for (int j = 0; j < f.n_states; j++) s[j] = load_as<T>(dtype, f.state[j][t], i);
+    rule.update(p, g, s, f.n_states);
+    store_as<T>(dtype, f.param[t], i, p);
+    for (int j = 0; j < f.n_states; j++) store_as<T>(dtype, f.state[j][t], i, s[j]);
+  }
+}
+
+/* -- Rules ------------------------------------------------------------------------------------- */
+
+struct SgdRule {
+  double lr, momentum, dampening, weight_decay, sign;
+  bool nesterov, first;
+  template <class T>
+  __device__ void update(T &p, T g, T *s, int states) const {
+    T x = (T)sign * g + (T)weight_decay * p, m = (T)momentum;
+    if (states) {
+      s[0] = first ? x : m * s[0] + (T)(1 - dampening) * x;
+      x = nesterov ? x + m * s[0] : s[0];
+    }
+    p -= (T)lr * x;
+  }
+};
+
+struct AdamRule {
+  double step_size, beta1, beta2, root2, eps, decay, weight_decay, sign;
+  template <class T>
+  __device__ void update(T &p, T g, T *s, int states) const {
+    T w = p * (T)decay, x = (T)sign * g + (T)weight_decay * w;
+    T a = s[0] + (T)(1 - beta1) * (x - s[0]), b = (T)beta2 * s[1] + (T)(1 - beta2) * x * x, top = b;
+    if (states > 2) s[2] = top = s[2] > b ? s[2] : b;
+    s[0] = a, s[1] = b;
+    p = w - (T)step_size * a / (sqrt(top) * (T)(1 / root2) + (T)eps);
+  }
+};
+
+struct AdagradRule {
+  double lr, weight_decay, eps, sign;
+  template <class T>
+  __device__ void update(T &p, T g, T *s, int) const {
+    T x = (T)sign * g + (T)weight_decay * p;
+    s[0] += x * x;
+    p -= (T)lr * x / (sqrt(s[0]) + (T)eps);
+  }
+};
+
+struct RmspropRule {
+  double lr, alpha, eps, weight_decay, momentum, sign;
+  bool centered;
+  template <class T>
+  __device__ void update(T &p, T g, T *s, int) const {
+    T x = (T)sign * g + (T)weight_decay * p, be = (T)(1 - alpha);
+    T v = s[0] = (T)alpha * s[0] + be * x * x;
+    if (centered) {
+      s[1] += be * (x - s[1]);
+      v -= s[1] * s[1];
+    }
+    x /= sqrt(v) + (T)eps;
+    if (momentum > 0) {
+      T &buf = centered ? s[2] : s[1];
+      x = buf = (T)momentum * buf + x;
+    }
+    p -= (T)lr * x;
+  }
+};
+
+struct AdadeltaRule {
+  double lr, rho, eps, weight_decay, sign;
+  template <class T>
+  __device__ void update(T &p, T g, T *s, int) const {
+    T x = (T)sign * g + (T)weight_decay * p, co = (T)(1 - rho);
+    s[0] = (T)rho * s[0] + co * x * x;
+    T delta = sqrt(s[1] + (T)eps) / sqrt(s[0] + (T)eps) * x;
+    s[1] = (T)rho * s[1] + co * delta * delta;
+    p -= (T)lr * delta;
+  }
+};
+
+struct AdamaxRule {
+  double step_size, beta1, beta2, eps, weight_decay, sign;
+  template <class T>
+  __device__ void update(T &p, T g, T *s, int) const {
+    T x = (T)sign * g + (T)weight_decay * p, old = (T)beta2 * s[1], size = fabs(x) + (T)eps;
+    s[0] += (T)(1 - beta1) * (x - s[0]);
+    s[1] = old > size ? old : size;
+    p -= (T)step_size * s[0] / s[1];
+  }
+};
+
+/* Times a number: of the host, or where it lies. */
+struct ScaleRule {
+  double value;
+  const void *at;
+  int dtype;
+  template <class T>
+  __device__ void update(T &p, T, T *, int) const {
+    p *= at ? load_as<T>(dtype, at, 0) : (T)value;
+  }
+};
+
+/* -- Launch ------------------------------------------------------------------------------------ */
+
+static bool same_layout(const View *a, const View *b) {
+  return a->dtype == b->dtype && !memcmp(a->stride, b->stride, sizeof(int64_t) * (size_t)a->ndim);
+}
+
+template <class R>
+static int fleet_flush(const OpCall *c, Fleet *f, unsigned blocks, bool is_double, const R &rule) {
+  int rc = 0;
+  if (blocks && is_double)
+    rc = LAUNCH(c, (fleet_kernel<R, double>), blocks, FLEET_BLOCK, 0, *f, rule);
+  else if (blocks) rc = LAUNCH(c, (fleet_kernel<R, float>), blocks, FLEET_BLOCK, 0, *f, rule);
+  f->n = 0;
+  return rc;
+}
+
+/* Gradients in the layout of their parameters, for those that are not: in scratch. */
+static int fleet_copy_grads(const OpCall *c, int64_t n, const View *param, const View *grad,
+                            const void **data) {
+  size_t bytes = 0;
+  for (int64_t i = 0; i < n; i++)
+    if (!same_layout(&param[i], &grad[i]))
+      bytes += scratch_aligned((size_t)view_numel(&param[i]) * dtype_size((DType)param[i].dtype));
+  char *at = bytes ? (char *)kernel_scratch(c, bytes) : NULL;
+  if (bytes && !at) return MF_ENOMEM;
+  for (int64_t i = 0; i < n; i++) {
+    data[i] = grad[i].data;
+    if (same_layout(&param[i], &grad[i])) continue;
+    View copy = param[i];
+    copy.data = at;
+    data[i] = at;
+    at += scratch_aligned((size_t)view_numel(&param[i]) * dtype_size((DType)param[i].dtype));
+    int rc = copy_launch(c, &grad[i], &copy);
+    if (rc) return rc;
+  }
+  return 0;
+}
+
+/* n tensors, their gradients (NULL: none are read), and of each state as many. */
+template <class R>
+static int fleet_run(const OpCall *c, int64_t n, const View *param, const View *grad,
+                     const View *states, int n_states, const R &rule) {
+  const void **data = NULL;
+  Fleet f = {};
+  f.n_states = n_states;
+  int rc = 0;
+  if (grad) {
+    data = (const void **)calloc((size_t)n + 1, sizeof *data);
+    rc = data ? fleet_copy_grads(c, n, param, grad, data) : MF_ENOMEM;
+  }
+  for (int wide = 0; wide < 2; wide++) {
+    unsigned blocks = 0;
+    for (int64_t i = 0; i < n && !rc; i++) {
+      int64_t numel = view_numel(&param[i]);
+      if (!numel || (param[i].dtype == F64) != wide) continue;
+      f.param[f.n] = param[i].data;
+      f.grad[f.n] = grad ? data[i] : param[i].data;
+      for (int k = 0; k < n_states; k++) f.state[k][f.n] = states[k * n + i].data;
+      f.numel[f.n] = numel;
+      f.dtype[f.n] = param[i].dtype;
+      f.first[f.n++] = blocks;
+      blocks += (unsigned)((numel + FLEET_CHUNK - 1) / FLEET_CHUNK);
+      if (f.n < FLEET) continue;
+      rc = fleet_flush(c, &f, blocks, wide, rule);
+      blocks = 0;
+    }
+    if (!rc) rc = fleet_flush(c, &f, blocks, wide, rule);
+  }
+  free(data);
+  return rc;
+}
+
+template <class R>
+static int optimise(const OpCall *c, int64_t n, int n_states, const R &rule) {
+  return fleet_run(c, n, c->in, c->in + n, c->in + 2 * n, n_states, rule);
+}
+
+/* -- The ops ----------------------------------------------------------------------------------- */
+
+static int sgd_cuda(const OpCall *c) {
+  const struct sgd__args *a = (const struct sgd__args *)c->args;
+  SgdRule rule = {a->lr, a->momentum, a->dampening, a->weight_decay, a->maximize ? -1.0 : 1.0,
+                  a->nesterov, a->first};
+  return optimise(c, a->n_params, a->n_bufs ? 1 : 0, rule);
+}
+KERNEL(sgd_, sgd_cuda)
+
+static int adam_cuda(const OpCall *c) {
+  const struct adam__args *a = (const struct adam__args *)c->args;
+  AdamRule rule = {a->lr / (1 - pow(a->beta1, (double)a->step)),
+                   a->beta1,
+                   a->beta2,
+                   sqrt(1 - pow(a->beta2, (double)a->step)),
+                   a->eps,
+                   a->decoupled ? 1 - a->lr * a->weight_decay : 1,
+                   a->decoupled ? 0 : a->weight_decay,
+                   a->maximize ? -1.0 : 1.0};
+  return optimise(c, a->n_params, a->n_max_exp_avg_sqs ? 3 : 2, rule);
+}
+KERNEL(adam_, adam_cuda)
+
+static int adagrad_cuda(const OpCall *c) {
+  const struct adagrad__args *a = (const struct adagrad__args *)c->args;
+  AdagradRule rule = {a->lr / (1 + ((double)a->step - 1) * a->lr_decay), a->weight_decay, a->eps,
+                      a->maximize ? -1.0 : 1.0};
+  return optimise(c, a->n_params, 1, rule);
+}
+KERNEL(adagrad_, adagrad_cuda)
+
+static int rmsprop_cuda(const OpCall *c) {
+  const struct rmsprop__args *a = (const struct rmsprop__args *)c->args;
+  RmspropRule rule = {a->lr, a->alpha, a->eps, a->weight_decay, a->n_bufs ? a->momentum : 0,
+                      a->maximize ? -1.0 : 1.0, a->n_grad_avgs > 0};
+  return optimise(c, a->n_params, 1 + (a->n_grad_avgs > 0) + (a->n_bufs > 0), rule);
+}
+KERNEL(rmsprop_, rmsprop_cuda)
+
+static int adadelta_cuda(const OpCall *c) {
+  const struct adadelta__args *a = (const struct adadelta__args *)c->args;
+  AdadeltaRule rule = {a->lr, a->rho, a->eps, a->weight_decay, a->maximize ? -1.0 : 1.0};
+  return optimise(c, a->n_params, 2, rule);
+}
+KERNEL(adadelta_, adadelta_cuda)
+
+static int adamax_cuda(const OpCall *c) {
+  const struct adamax__args *a = (const struct adamax__args *)c->args;
+  AdamaxRule rule = {a->lr / (1 - pow(a->beta1, (double)a->step)), a->beta1, a->beta2, a->eps,
+                     a->weight_decay, a->maximize ? -1.0 : 1.0};
+  return optimise(c, a->n_params, 2, rule);
+}
+KERNEL(adamax_, adamax_cuda)
+
+static int zero_all_cuda(const OpCall *c) {
+  int rc = 0;
+  for (int k = 0; k < c->n_in && !rc; k++) rc = copy_fill(c, &c->in[k], 0);
+  return rc;
+}
+KERNEL(zero_all_, zero_all_cuda)
+
+static int scale_all_cuda(const OpCall *c) {
+  const View *scale = &c->in[0];
+  ScaleRule rule = {0, scale->data, scale->dtype};
+  if (scale->device == DEVICE_CPU) {
+    rule.value = dtype_get_f64((DType)scale->dtype, scale->data);
+    rule.at = NULL;
+  }
+  return fleet_run(c, c->n_in - 1, c->in + 1, NULL, NULL, 0, rule);
+}
+KERNEL(scale_all_, scale_all_cuda)
