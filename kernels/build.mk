@@ -11,6 +11,7 @@ EMULATE_FLAGS := -std=gnu++20 -O1 -g1 -fPIC -fvisibility=hidden -pthread -Wall -
 NVCC_FLAGS := -std=c++20 -O3 -lineinfo -Xcompiler -fPIC,-fvisibility=hidden --expt-relaxed-constexpr \
   --threads 2 $(foreach a,$(or $(CUDA_ARCH),$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) $(KERNEL_SEES)
 .PHONY: cuda emulate test-cuda
+.SECONDARY: $(patsubst %,$(GEN)/kernels/%_lines.h,pointwise loss)
 
 $(GEN)/kernels/%_lines.h: kernels/pointwise.lua src/op/%.c
 	@mkdir -p $(@D)

@@ -21,7 +21,8 @@ static __device__ __forceinline__ void copy_element(const CopyParams &p, const i
 }
 
 template <class S>
-static __global__ void __launch_bounds__(COPY_BLOCK) copy_same(const __grid_constant__ CopyParams p) {
+static __global__ void __launch_bounds__(COPY_BLOCK)
+    copy_same(const __grid_constant__ CopyParams p) {
   int64_t at[2], i = (int64_t)blockIdx.x * (COPY_BLOCK * COPY_EACH) + threadIdx.x;
   for (int step = 0; step < COPY_EACH && i < p.walk.numel; step++, i += COPY_BLOCK) {
     walk_at(p.walk, 2, i, at);
@@ -31,7 +32,8 @@ static __global__ void __launch_bounds__(COPY_BLOCK) copy_same(const __grid_cons
 
 /* Through the compute type T. */
 template <class T>
-static __global__ void __launch_bounds__(COPY_BLOCK) copy_converted(const __grid_constant__ CopyParams p) {
+static __global__ void __launch_bounds__(COPY_BLOCK)
+    copy_converted(const __grid_constant__ CopyParams p) {
   int64_t at[2], i = (int64_t)blockIdx.x * (COPY_BLOCK * COPY_EACH) + threadIdx.x;
   for (int step = 0; step < COPY_EACH && i < p.walk.numel; step++, i += COPY_BLOCK) {
     walk_at(p.walk, 2, i, at);
@@ -40,7 +42,8 @@ static __global__ void __launch_bounds__(COPY_BLOCK) copy_converted(const __grid
   }
 }
 
-static __global__ void __launch_bounds__(COPY_BLOCK) copy_vectors(const char *x, char *y, int64_t n) {
+static __global__ void __launch_bounds__(COPY_BLOCK)
+    copy_vectors(const char *x, char *y, int64_t n) {
   int64_t i = (int64_t)blockIdx.x * COPY_BLOCK + threadIdx.x;
   if (i < n) pack_store((uint4 *)y + i, pack_load<uint4>((const uint4 *)x + i));
 }

@@ -1,13 +1,14 @@
-/* Cross entropy over class indices, without a copy of the logits: see src/op/cross_entropy.c for what
- * is computed. A line is the logits of one position. Bytes: forward x, twice where a line does not
- * stay in a cache; backward x and gx. */
+/* Cross entropy over class indices, without a copy of the logits: see src/op/cross_entropy.c for
+ * what is computed. A line is the logits of one position. Bytes: forward x, twice where a line does
+ * not stay in a cache; backward x and gx. */
 #include "lines.cuh"
 
 struct EntropyArgs {
   int64_t ignore_index;
   double smoothing;
   int op;
-  const void *g, *total; /* backward: one number for all, unless `each`; divided by total, or NULL */
+  const void *g,
+      *total; /* backward: one number for all, unless `each`; divided by total, or NULL */
   int g_dtype, total_dtype;
   bool each;
   DeviceError *error;
@@ -45,7 +46,8 @@ struct EntropyForward {
     if (l.t) return;
     if (label >= 0) {
       w = weighted ? l.get(5, label) : T(1);
-      loss = (T)(1 - a.smoothing) * w * (lse - l.get(0, label)) + (T)(a.smoothing / (double)l.n) * smooth;
+      loss = (T)(1 - a.smoothing) * w * (lse - l.get(0, label)) +
+             (T)(a.smoothing / (double)l.n) * smooth;
     }
     l.put(2, 0, lse);
     l.put(3, 0, loss);
@@ -88,7 +90,8 @@ struct EntropySums {
 };
 
 template <class T>
-static __global__ void __launch_bounds__(LINE_BLOCK) entropy_sums(const __grid_constant__ EntropySums p) {
+static __global__ void __launch_bounds__(LINE_BLOCK)
+    entropy_sums(const __grid_constant__ EntropySums p) {
   __shared__ T room[WARP];
   T loss = T(0), weight = T(0);
   for (int64_t i = threadIdx.x; i < p.n; i += LINE_BLOCK)
@@ -147,8 +150,11 @@ static int cross_entropy_cuda(const OpCall *c) {
   View row = *lse;
   for (int d = lse->ndim - 1; d >= 0; d--) stride[d] = step, step *= lse->shape[d];
   row.stride = stride, row.data = room;
-  View v[6] = {*x, positions(target, x, &at[0]), positions(lse, x, &at[1]),
-               positions(&row, x, &at[2]), positions(&row, x, &at[3]),
+  View v[6] = {*x,
+               positions(target, x, &at[0]),
+               positions(lse, x, &at[1]),
+               positions(&row, x, &at[2]),
+               positions(&row, x, &at[3]),
                class_weights(&c->in[2], x, &at[4])};
   v[4].data = room + bytes;
   const View *views[] = {&v[0], &v[1], &v[2], &v[3], &v[4], &v[5]};
@@ -158,8 +164,15 @@ static int cross_entropy_cuda(const OpCall *c) {
   args.op = c->op->id, args.error = stream_error(c->stream);
   int rc = is_double ? lines_launch<EntropyForward<double>>(c, &p, args)
                      : lines_launch<EntropyForward<float>>(c, &p, args);
-  EntropySums s = {room, room + bytes, c->out[0].data, c->out[2].data, c->out[0].dtype,
-                   c->out[2].dtype, n, a->reduction == REDUCE_MEAN, a->reduction != REDUCE_NONE};
+  EntropySums s = {room,
+                   room + bytes,
+                   c->out[0].data,
+                   c->out[2].data,
+                   c->out[0].dtype,
+                   c->out[2].dtype,
+                   n,
+                   a->reduction == REDUCE_MEAN,
+                   a->reduction != REDUCE_NONE};
   if (!rc)
     rc = is_double ? LAUNCH(c, entropy_sums<double>, 1, LINE_BLOCK, 0, s)
                    : LAUNCH(c, entropy_sums<float>, 1, LINE_BLOCK, 0, s);
@@ -177,8 +190,12 @@ static int cross_entropy_backward_cuda(const OpCall *c) {
   args.each = a->reduction == REDUCE_NONE;
   View absent = *g;
   absent.ndim = -1;
-  View v[6] = {c->out[0], *x, positions(&c->in[2], x, &at[0]), positions(&c->in[3], x, &at[1]),
-               args.each ? positions(g, x, &at[2]) : absent, class_weights(&c->in[5], x, &at[3])};
+  View v[6] = {c->out[0],
+               *x,
+               positions(&c->in[2], x, &at[0]),
+               positions(&c->in[3], x, &at[1]),
+               args.each ? positions(g, x, &at[2]) : absent,
+               class_weights(&c->in[5], x, &at[3])};
   const View *views[] = {&v[0], &v[1], &v[2], &v[3], &v[4], &v[5]};
   lines_init(&p, 1u << class_dim(x->ndim), 6, views);
   args.ignore_index = a->ignore_index, args.smoothing = a->label_smoothing;

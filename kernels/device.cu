@@ -11,8 +11,8 @@
  * were made on. MF_CUDA_SYNC=1 waits after each launch, so that an error names the op and the line
  * that caused it.
  *
- * Errors in data, such as an index out of range, are noted by the kernel in a DeviceError and raised
- * when the stream is waited for next. */
+ * Errors in data, such as an index out of range, are noted by the kernel in a DeviceError and
+ * raised when the stream is waited for next. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,8 +124,8 @@ cudaStream_t stream_handle(Stream *s) {
   return ((CudaStream *)s)->handle;
 }
 
-/* Given back as soon as the call has launched its kernels: later work of the stream may use it, which
- * runs behind them. */
+/* Given back as soon as the call has launched its kernels: later work of the stream may use it,
+ * which runs behind them. */
 void *kernel_scratch(const OpCall *c, size_t bytes) {
   CudaStream *s = (CudaStream *)c->stream;
   void *p = s->stream.device->api->alloc(s->stream.device, bytes, &s->stream);

@@ -1,10 +1,10 @@
-/* Indexing by tensors of whole numbers: subscripts, index_select and its relatives, embedding. Bytes:
- * those of the dense side twice, and of the indices.
+/* Indexing by tensors of whole numbers: subscripts, index_select and its relatives, embedding.
+ * Bytes: those of the dense side twice, and of the indices.
  *
- * A thread takes one element of the dense side (what is found, or what is written); it adds up where
- * the element lies in the other tensor from the dims that both have, and from the indices. An index
- * out of range is reported, and its element left alone. Sums are atomic, so that they may differ in
- * the last bits from run to run; of elements written to one place, any one stays. */
+ * A thread takes one element of the dense side (what is found, or what is written); it adds up
+ * where the element lies in the other tensor from the dims that both have, and from the indices. An
+ * index out of range is reported, and its element left alone. Sums are atomic, so that they may
+ * differ in the last bits from run to run; of elements written to one place, any one stays. */
 #include "kernel.cuh"
 
 enum { INDEX_BLOCK = 256, INDEX_MAX = 8, INDEX_OPERANDS = INDEX_MAX + 2 };
@@ -13,10 +13,10 @@ enum IndexMode { INDEX_TAKE, INDEX_SET, INDEX_ADD };
 struct IndexParams {
   Walk<INDEX_OPERANDS> walk; /* the dense side, the other without its indexed dims, the indices */
   int n, mode, size, op, input;
-  bool wraps, number;      /* negative indices count from the end; the dense side is one value */
-  int64_t skip;            /* an index that is left out; -1: none */
+  bool wraps, number; /* negative indices count from the end; the dense side is one value */
+  int64_t skip;       /* an index that is left out; -1: none */
   int64_t limit[INDEX_MAX], step[INDEX_MAX];
-  uint64_t bits;           /* that value, in the other's dtype */
+  uint64_t bits; /* that value, in the other's dtype */
   DeviceError *error;
 };
 
@@ -36,7 +36,8 @@ static __device__ int64_t index_place(const IndexParams &p, const int64_t *at) {
   return place;
 }
 
-static __global__ void __launch_bounds__(INDEX_BLOCK) index_kernel(const __grid_constant__ IndexParams p) {
+static __global__ void __launch_bounds__(INDEX_BLOCK)
+    index_kernel(const __grid_constant__ IndexParams p) {
   int64_t at[INDEX_OPERANDS], i = (int64_t)blockIdx.x * INDEX_BLOCK + threadIdx.x;
   if (i >= p.walk.numel) return;
   walk_at(p.walk, p.n + 2, i, at);
@@ -105,8 +106,8 @@ static void dense_init(Dense *p, const View *dense, const View *other, int n,
 }
 
 /* input: where in the signature the indices stand. */
-static int index_launch(const OpCall *c, IndexParams *p, const View *dense, const View *other, int n,
-                        const View *const *index, const int64_t *dims) {
+static int index_launch(const OpCall *c, IndexParams *p, const View *dense, const View *other,
+                        int n, const View *const *index, const int64_t *dims) {
   Dense d;
   View in[INDEX_OPERANDS];
   int64_t step[2 * MF_MAX_DIMS];
@@ -125,7 +126,8 @@ static int index_launch(const OpCall *c, IndexParams *p, const View *dense, cons
   p->size = (int)dtype_size((DType)other->dtype);
   p->op = c->op->id;
   p->error = stream_error(c->stream);
-  for (int k = 0; k < n; k++) p->limit[k] = other->shape[dims[k]], p->step[k] = other->stride[dims[k]];
+  for (int k = 0; k < n; k++)
+    p->limit[k] = other->shape[dims[k]], p->step[k] = other->stride[dims[k]];
   p->number = dense->device == DEVICE_CPU;
   if (p->number) {
     DType to = (DType)other->dtype, from = (DType)dense->dtype;
@@ -165,9 +167,7 @@ static int index_write(const OpCall *c, IndexParams p, const View *x, View value
                        const View *const *index, const int64_t *dims) {
   const View *y = &c->out[0];
   int64_t stride[MF_MAX_DIMS];
-  int rc = !x                   ? copy_fill(c, y, 0)
-           : x->data != y->data ? copy_launch(c, x, y)
-                                : 0;
+  int rc = !x ? copy_fill(c, y, 0) : x->data != y->data ? copy_launch(c, x, y) : 0;
   if (!rc) rc = as_other(c, &value, y, stride);
   return rc ? rc : index_launch(c, &p, &value, y, n, index, dims);
 }

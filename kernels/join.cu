@@ -128,7 +128,8 @@ struct TriParams {
   int size;
 };
 
-static __global__ void __launch_bounds__(PLACE_BLOCK) tri_kernel(const __grid_constant__ TriParams p) {
+static __global__ void __launch_bounds__(PLACE_BLOCK)
+    tri_kernel(const __grid_constant__ TriParams p) {
   const uint64_t zero = 0;
   int64_t at[2], i = (int64_t)blockIdx.x * PLACE_BLOCK + threadIdx.x;
   if (i >= p.walk.numel) return;
@@ -169,7 +170,8 @@ struct HotParams {
   DeviceError *error;
 };
 
-static __global__ void __launch_bounds__(PLACE_BLOCK) hot_kernel(const __grid_constant__ HotParams p) {
+static __global__ void __launch_bounds__(PLACE_BLOCK)
+    hot_kernel(const __grid_constant__ HotParams p) {
   int64_t at[1], i = (int64_t)blockIdx.x * PLACE_BLOCK + threadIdx.x;
   if (i >= p.x.numel) return;
   walk_at(p.x, 1, i, at);
@@ -202,7 +204,8 @@ struct SequenceParams {
   double start, step, end, base;
 };
 
-static __global__ void __launch_bounds__(PLACE_BLOCK) sequence_kernel(const __grid_constant__ SequenceParams p) {
+static __global__ void __launch_bounds__(PLACE_BLOCK)
+    sequence_kernel(const __grid_constant__ SequenceParams p) {
   int64_t i = (int64_t)blockIdx.x * PLACE_BLOCK + threadIdx.x;
   if (i >= p.n) return;
   double v = p.both_ends && i >= p.n / 2 ? p.end - p.step * (double)(p.n - 1 - i)

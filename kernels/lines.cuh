@@ -2,9 +2,9 @@
  * have any strides, and may be broadcast along the line or across lines, as weights are.
  *
  * A line is a warp's, or a block's when it is long, whose threads take neighbouring elements; where
- * lines lie side by side in memory instead (softmax over channels), each thread has one, and threads
- * of a warp take neighbouring lines. A body reads its line more than once: the second time it comes
- * from a cache unless the line is very long. */
+ * lines lie side by side in memory instead (softmax over channels), each thread has one, and
+ * threads of a warp take neighbouring lines. A body reads its line more than once: the second time
+ * it comes from a cache unless the line is very long. */
 #ifndef MF_LINES_CUH
 #define MF_LINES_CUH
 #include "kernel.cuh"
@@ -75,11 +75,14 @@ struct Line {
     if (W == 1) return v;
     return W == WARP ? warp_reduce<F>(v) : block_reduce<F>(v, room);
   }
-  __device__ T sum(T v) const { return all<OpAdd>(v); }
+  __device__ T sum(T v) const {
+    return all<OpAdd>(v);
+  }
 };
 
 template <class B, int W>
-static __global__ void __launch_bounds__(LINE_BLOCK) lines_kernel(const __grid_constant__ LineParams p, typename B::Args a) {
+static __global__ void __launch_bounds__(LINE_BLOCK)
+    lines_kernel(const __grid_constant__ LineParams p, typename B::Args a) {
   typedef typename B::T T;
   __shared__ T room[WARP];
   int64_t index = (int64_t)blockIdx.x * (LINE_BLOCK / W) + threadIdx.x / W;

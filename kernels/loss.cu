@@ -1,6 +1,6 @@
 /* Losses, element by element, then reduced: made of the same lines as the cpu's (src/op/loss.c).
  * Bytes: x and target, and the elements' losses twice; backward x, target and the result. */
-#include "pointwise.cuh"
+#include "line.cuh"
 
 /* g / n, in float64 where the result is, else in float32. */
 static __global__ void loss_share(const void *g, int dtype, double n, void *to, int to_dtype) {

@@ -1,9 +1,10 @@
 /* layer_norm, rms_norm and group_norm with their gradients. A group is a line over dims made by
- * splitting that of the channels, so that all three are one kernel. Bytes: x and y; backward: g, x and
- * gx, and g and x again for the gradients of weights.
+ * splitting that of the channels, so that all three are one kernel. Bytes: x and y; backward: g, x
+ * and gx, and g and x again for the gradients of weights.
  *
  * Those are summed by a second kernel: a block takes 32 neighbouring weights, its warps share the
- * rows; a number of parts that depends on the sizes alone goes to scratch and is joined in order. */
+ * rows; a number of parts that depends on the sizes alone goes to scratch and is joined in order.
+ */
 #include "lines.cuh"
 
 enum { NORM_WARPS = 8, NORM_ROWS = 256, NORM_PARTS = 64 };
@@ -182,8 +183,7 @@ template <class T>
 static int norm_sums_launch(const OpCall *c, NormSums *p) {
   dim3 grid(grid_for(p->kept.numel, WARP), (unsigned)p->parts);
   int rc = LAUNCH(c, norm_sums<T>, grid, LINE_BLOCK, 0, *p);
-  return rc ? rc
-            : LAUNCH(c, norm_join<T>, grid_for(p->kept.numel, LINE_BLOCK), LINE_BLOCK, 0, *p);
+  return rc ? rc : LAUNCH(c, norm_join<T>, grid_for(p->kept.numel, LINE_BLOCK), LINE_BLOCK, 0, *p);
 }
 
 static int norm_parts(int64_t rows) {

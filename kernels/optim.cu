@@ -19,7 +19,8 @@ struct Fleet {
 };
 
 template <class R, class T>
-static __global__ void __launch_bounds__(FLEET_BLOCK) fleet_kernel(const __grid_constant__ Fleet f, R rule) {
+static __global__ void __launch_bounds__(FLEET_BLOCK)
+    fleet_kernel(const __grid_constant__ Fleet f, R rule) {
   int t = 0;
   while (t + 1 < f.n && f.first[t + 1] <= blockIdx.x) t++;
   int64_t i = (int64_t)(blockIdx.x - f.first[t]) * FLEET_CHUNK + threadIdx.x;
@@ -206,7 +207,7 @@ static int optimise(const OpCall *c, int64_t n, int n_states, const R &rule) {
 
 static int sgd_cuda(const OpCall *c) {
   const struct sgd__args *a = (const struct sgd__args *)c->args;
-  SgdRule rule = {a->lr, a->momentum, a->dampening, a->weight_decay, a->maximize ? -1.0 : 1.0,
+  SgdRule rule = {a->lr,       a->momentum, a->dampening, a->weight_decay, a->maximize ? -1.0 : 1.0,
                   a->nesterov, a->first};
   return optimise(c, a->n_params, a->n_bufs ? 1 : 0, rule);
 }
@@ -236,8 +237,13 @@ KERNEL(adagrad_, adagrad_cuda)
 
 static int rmsprop_cuda(const OpCall *c) {
   const struct rmsprop__args *a = (const struct rmsprop__args *)c->args;
-  RmspropRule rule = {a->lr, a->alpha, a->eps, a->weight_decay, a->n_bufs ? a->momentum : 0,
-                      a->maximize ? -1.0 : 1.0, a->n_grad_avgs > 0};
+  RmspropRule rule = {a->lr,
+                      a->alpha,
+                      a->eps,
+                      a->weight_decay,
+                      a->n_bufs ? a->momentum : 0,
+                      a->maximize ? -1.0 : 1.0,
+                      a->n_grad_avgs > 0};
   return optimise(c, a->n_params, 1 + (a->n_grad_avgs > 0) + (a->n_bufs > 0), rule);
 }
 KERNEL(rmsprop_, rmsprop_cuda)
@@ -251,8 +257,12 @@ KERNEL(adadelta_, adadelta_cuda)
 
 static int adamax_cuda(const OpCall *c) {
   const struct adamax__args *a = (const struct adamax__args *)c->args;
-  AdamaxRule rule = {a->lr / (1 - pow(a->beta1, (double)a->step)), a->beta1, a->beta2, a->eps,
-                     a->weight_decay, a->maximize ? -1.0 : 1.0};
+  AdamaxRule rule = {a->lr / (1 - pow(a->beta1, (double)a->step)),
+                     a->beta1,
+                     a->beta2,
+                     a->eps,
+                     a->weight_decay,
+                     a->maximize ? -1.0 : 1.0};
   return optimise(c, a->n_params, 2, rule);
 }
 KERNEL(adamax_, adamax_cuda)

@@ -47,7 +47,8 @@ static __device__ __forceinline__ void pw_take(const void *data, int64_t first, 
   }
 }
 template <class S, int N, class T>
-static __device__ __forceinline__ void pw_put(void *data, int64_t first, int64_t behind, const T *v) {
+static __device__ __forceinline__ void pw_put(void *data, int64_t first, int64_t behind,
+                                              const T *v) {
   typedef Pack<S, N> P;
 #pragma unroll
   for (int part = 0; part < PW_EACH / N; part++) {
@@ -101,7 +102,8 @@ static __device__ __forceinline__ T pw_single(const PwParams &p, int k) {
 
 /* Whole vectors alone: the last PW_EACH * PW_BLOCK elements or fewer are the other kernel's. */
 template <class F>
-static __global__ void __launch_bounds__(PW_BLOCK) pw_vectors(const __grid_constant__ PwParams p, typename F::Args args) {
+static __global__ void __launch_bounds__(PW_BLOCK)
+    pw_vectors(const __grid_constant__ PwParams p, typename F::Args args) {
   typedef typename F::T T;
   T v[4][PW_EACH], y[PW_EACH];
   int64_t base = (int64_t)blockIdx.x * (PW_BLOCK * PW_EACH);
@@ -216,39 +218,5 @@ __attribute__((unused)) static int pw_call(const OpCall *call, PointwiseFn *cons
   kernel.fn(0, NULL, (const void *const *)&c, NULL);
   return c.rc;
 }
-
-/* -- The lines --------------------------------------------------------------------------------- */
-
-/* NAME_C launches the kernels of F, whose at() is the line. A PointwiseFn here is one that gets a
- * PwCall in the place of its inputs. */
-#define PW_KERNEL(name, C, CT, OT, blocks, element_, expr)                                       \
-  struct pw_##name##_##C {                                                                       \
-    typedef CT T;                                                                                \
-    typedef struct name##_args Args;                                                             \
-    enum { N = PW_COUNT(blocks) };                                                               \
-    static __device__ __forceinline__ OT at(const Args *o, const T *p0, const T *p1, const T *p2, \
-                                            const T *p3) {                                       \
-      const int i = 0;                                                                           \
-      (void)o, (void)p0, (void)p1, (void)p2, (void)p3;                                           \
-      element_ return (OT)(expr);                                                                \
-    }                                                                                            \
-  };                                                                                             \
-  static void name##_##C(int64_t, const void *, const void *const *c, void *) {                  \
-    pw_launch<pw_##name##_##C>((PwCall *)c);                                                     \
-  }
-
-/* Whoever includes this and has records defines PW_RECORD_CHOOSE and PW_SINGLE. */
-#include "pointwise_forms.h"
-
-/* The inputs are counted by the text that declares them on a CPU. */
-#undef PW_IN1
-#undef PW_IN2
-#undef PW_IN3
-#undef PW_IN4
-#define PW_IN1 1
-#define PW_IN2 2
-#define PW_IN3 3
-#define PW_IN4 4
-#define PW_COUNT(n) n
 
 #endif

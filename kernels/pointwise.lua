@@ -39,7 +39,7 @@ local i = 1
 while lines[i] do
   local line, piece = lines[i], nil
   if line:match '^#define [%w_]+LOSS' or line:match '^#define LOSS' then
-    _, i = take(i, function(l) return not l:match '\\$' end) -- the cpu's own
+    i = select(2, take(i, function(l) return not l:match '\\$' end)) -- the cpu's own
   elseif line:match '^#define' then
     piece, i = take(i, function(l) return not l:match '\\$' end)
   elseif line:match '^PW_[%w_]+%(' or line:match '^POINTWISE[%w_]*%(' or line:match '^LOSS%(' then

@@ -1,5 +1,5 @@
-/* Random ops: the cpu's numbers, bit for bit, since they are made by the same text (rng_value.h) from
- * the same words. Bytes: those that are written, and of inputs.
+/* Random ops: the cpu's numbers, bit for bit, since they are made by the same text (rng_value.h)
+ * from the same words. Bytes: those that are written, and of inputs.
  *
  * A thread makes the four words of one block. Of 32-bit draws, block 16 g + l gives elements 64 g +
  * 16 w + l, w = 0 to 3; of 64-bit ones, 32 g + 16 h + l, h = 0 and 1: so 16 threads write 16
@@ -61,7 +61,8 @@ static __device__ float draw_masked(const DrawParams &p, int64_t i, uint32_t wor
   return (double)word * 0x1p-32 < chance ? 1.0f : 0.0f;
 }
 
-static __global__ void __launch_bounds__(DRAW_BLOCK) draw_narrow(const __grid_constant__ DrawParams p) {
+static __global__ void __launch_bounds__(DRAW_BLOCK)
+    draw_narrow(const __grid_constant__ DrawParams p) {
   int64_t block = (int64_t)blockIdx.x * DRAW_BLOCK + threadIdx.x;
   int64_t first = block / 16 * RNG_GROUP32 + block % 16;
   uint32_t w[4];
@@ -85,7 +86,8 @@ static __global__ void __launch_bounds__(DRAW_BLOCK) draw_narrow(const __grid_co
 }
 
 /* Dropout of float64: words are of 4 bytes, elements of 8. */
-static __global__ void __launch_bounds__(DRAW_BLOCK) draw_drop_wide(const __grid_constant__ DrawParams p) {
+static __global__ void __launch_bounds__(DRAW_BLOCK)
+    draw_drop_wide(const __grid_constant__ DrawParams p) {
   int64_t block = (int64_t)blockIdx.x * DRAW_BLOCK + threadIdx.x, at[3];
   int64_t first = block / 16 * RNG_GROUP32 + block % 16;
   uint32_t w[4];
@@ -100,7 +102,8 @@ static __global__ void __launch_bounds__(DRAW_BLOCK) draw_drop_wide(const __grid
 
 /* -- 8 bytes an element ------------------------------------------------------------------------ */
 
-static __global__ void __launch_bounds__(DRAW_BLOCK) draw_wide(const __grid_constant__ DrawParams p) {
+static __global__ void __launch_bounds__(DRAW_BLOCK)
+    draw_wide(const __grid_constant__ DrawParams p) {
   int64_t block = (int64_t)blockIdx.x * DRAW_BLOCK + threadIdx.x;
   int64_t first = block / 16 * RNG_GROUP64 + block % 16;
   uint32_t w[4];
@@ -121,7 +124,8 @@ static __global__ void __launch_bounds__(DRAW_BLOCK) draw_wide(const __grid_cons
 }
 
 /* y = y std + mean. */
-static __global__ void __launch_bounds__(DRAW_BLOCK) draw_scale(const __grid_constant__ DrawParams p) {
+static __global__ void __launch_bounds__(DRAW_BLOCK)
+    draw_scale(const __grid_constant__ DrawParams p) {
   int64_t i = (int64_t)blockIdx.x * DRAW_BLOCK + threadIdx.x, at[3];
   if (i >= p.walk.numel) return;
   walk_at(p.walk, 3, i, at);

@@ -2,23 +2,13 @@
  * three ways of dividing the work serve all of them. Bytes: those of x.
  *
  * Where x lies contiguously along the reduced dims, an output is a warp's, or a block's when it is
- * long, and its threads read 16 bytes at a time. Elsewhere a block takes 32 neighbouring outputs and
- * its 8 warps share the rows, so that reads of neighbours are one. When there are few outputs, parts
- * of each are folded by blocks of their own into scratch, and joined by a second kernel: in a fixed
- * order, so that results do not differ from run to run. */
-#include "kernel.cuh"
+ * long, and its threads read 16 bytes at a time. Elsewhere a block takes 32 neighbouring outputs
+ * and its 8 warps share the rows, so that reads of neighbours are one. When there are few outputs,
+ * parts of each are folded by blocks of their own into scratch, and joined by a second kernel: in a
+ * fixed order, so that results do not differ from run to run. */
+#include "fold.cuh"
 
 enum { FOLD_BLOCK = 256, FOLD_WARPS = FOLD_BLOCK / WARP, FOLD_PARTS = 1024, FOLD_LEAST = 4096 };
-
-struct FoldParams {
-  Walk<2> outer; /* y, and x at the first of its elements */
-  Walk<1> inner; /* x, from there */
-  int64_t count; /* elements a result */
-  int parts;     /* blocks a result; more than 1: parts go to `partial` */
-  bool flat, aligned;
-  double p, divisor; /* of norm; of var and std */
-  void *partial;
-};
 
 /* An accumulator of another thread of the warp, word by word. */
 template <class A>
@@ -37,165 +27,6 @@ static __device__ __forceinline__ typename F::Acc fold_warp(typename F::Acc a) {
   for (int by = WARP / 2; by; by >>= 1) F::join(a, fold_shuffle(a, by));
   return a;
 }
-
-/* -- What is folded ---------------------------------------------------------------------------- */
-
-template <class T>
-struct FoldSum {
-  typedef T Acc, Value;
-  static __device__ Acc start() { return T(0); }
-  static __device__ void add(Acc &a, T x, const FoldParams &) { a += x; }
-  static __device__ void join(Acc &a, Acc b) { a += b; }
-  static __device__ T finish(Acc a, const FoldParams &) { return a; }
-};
-template <class T>
-struct FoldMean : FoldSum<T> {
-  static __device__ T finish(T a, const FoldParams &p) { return a / (T)p.count; }
-};
-template <class T>
-struct FoldProd {
-  typedef T Acc, Value;
-  static __device__ Acc start() { return T(1); }
-  static __device__ void add(Acc &a, T x, const FoldParams &) { a *= x; }
-  static __device__ void join(Acc &a, Acc b) { a *= b; }
-  static __device__ T finish(Acc a, const FoldParams &) { return a; }
-};
-
-template <class T>
-static __device__ __forceinline__ T lowest() {
-  return (T)-INFINITY;
-}
-template <>
-__device__ __forceinline__ int64_t lowest<int64_t>() {
-  return INT64_MIN;
-}
-template <class T>
-static __device__ __forceinline__ T highest() {
-  return (T)INFINITY;
-}
-template <>
-__device__ __forceinline__ int64_t highest<int64_t>() {
-  return INT64_MAX;
-}
-template <class T>
-struct FoldMax {
-  typedef T Acc, Value;
-  static __device__ Acc start() { return lowest<T>(); }
-  static __device__ void add(Acc &a, T x, const FoldParams &) { a = x > a || x != x ? x : a; }
-  static __device__ void join(Acc &a, Acc b) { a = b > a || b != b ? b : a; }
-  static __device__ T finish(Acc a, const FoldParams &) { return a; }
-};
-template <class T>
-struct FoldMin {
-  typedef T Acc, Value;
-  static __device__ Acc start() { return highest<T>(); }
-  static __device__ void add(Acc &a, T x, const FoldParams &) { a = x < a || x != x ? x : a; }
-  static __device__ void join(Acc &a, Acc b) { a = b < a || b != b ? b : a; }
-  static __device__ T finish(Acc a, const FoldParams &) { return a; }
-};
-
-/* How many are not zero; whether there is one; whether all are. */
-template <class T>
-struct FoldCount {
-  typedef int64_t Acc;
-  typedef T Value;
-  static __device__ Acc start() { return 0; }
-  static __device__ void add(Acc &a, T x, const FoldParams &) { a += x != 0; }
-  static __device__ void join(Acc &a, Acc b) { a += b; }
-  static __device__ int64_t finish(Acc a, const FoldParams &) { return a; }
-};
-template <class T>
-struct FoldAny : FoldCount<T> {
-  static __device__ int64_t finish(int64_t a, const FoldParams &) { return a != 0; }
-};
-template <class T>
-struct FoldAll : FoldCount<T> {
-  static __device__ int64_t finish(int64_t a, const FoldParams &p) { return a == p.count; }
-};
-
-template <class T>
-struct FoldAbs : FoldSum<T> {
-  static __device__ void add(T &a, T x, const FoldParams &) { a += fabs(x); }
-};
-template <class T>
-struct FoldSquare : FoldSum<T> {
-  static __device__ void add(T &a, T x, const FoldParams &) { a += x * x; }
-  static __device__ T finish(T a, const FoldParams &) { return sqrt(a); }
-};
-template <class T>
-struct FoldPower : FoldSum<T> {
-  static __device__ void add(T &a, T x, const FoldParams &p) { a += pow(fabs(x), (T)p.p); }
-  static __device__ T finish(T a, const FoldParams &p) { return pow(a, (T)(1 / p.p)); }
-};
-template <class T>
-struct FoldTrue : FoldSum<T> {
-  static __device__ void add(T &a, T x, const FoldParams &) { a += (T)(x != 0); }
-};
-template <class T>
-struct FoldMaxAbs : FoldMax<T> {
-  static __device__ T start() { return T(0); }
-  static __device__ void add(T &a, T x, const FoldParams &p) { FoldMax<T>::add(a, fabs(x), p); }
-};
-template <class T>
-struct FoldMinAbs : FoldMin<T> {
-  static __device__ void add(T &a, T x, const FoldParams &p) { FoldMin<T>::add(a, fabs(x), p); }
-};
-
-/* Mean and sum of squared deviations of n elements, as Welford; n is kept in T, exact to 2^24. */
-template <class T>
-struct Moments {
-  T n, mean, m2;
-};
-template <class T>
-struct FoldVar {
-  typedef Moments<T> Acc;
-  typedef T Value;
-  static __device__ Acc start() { return Acc{T(0), T(0), T(0)}; }
-  static __device__ void add(Acc &a, T x, const FoldParams &) {
-    T d = x - a.mean;
-    a.n += 1;
-    a.mean += d / a.n;
-    a.m2 += d * (x - a.mean);
-  }
-  static __device__ void join(Acc &a, Acc b) {
-    T n = a.n + b.n, d = b.mean - a.mean;
-    if (b.n == 0) return;
-    a.mean += d * (b.n / n);
-    a.m2 += b.m2 + d * d * (a.n * (b.n / n));
-    a.n = n;
-  }
-  static __device__ T finish(Acc a, const FoldParams &p) { return a.m2 / (T)p.divisor; }
-};
-template <class T>
-struct FoldStd : FoldVar<T> {
-  static __device__ T finish(Moments<T> a, const FoldParams &p) { return sqrt(a.m2 / (T)p.divisor); }
-};
-
-/* The largest element m, and the sum of exp(x - m); an infinite m counts as 0 there. */
-template <class T>
-struct Exponentials {
-  T most, sum;
-};
-template <class T>
-struct FoldLogsumexp {
-  typedef Exponentials<T> Acc;
-  typedef T Value;
-  static __device__ Acc start() { return Acc{(T)-INFINITY, T(0)}; }
-  static __device__ void add(Acc &a, T x, const FoldParams &) { join(a, Acc{x, T(1)}); }
-  static __device__ void join(Acc &a, Acc b) {
-    T most = OpMax::of(a.most, b.most), base = isinf(most) ? T(0) : most;
-    if (most == (T)-INFINITY) return;
-    T from_a = isinf(a.most) && a.most > 0 ? T(0) : a.most;
-    T from_b = isinf(b.most) && b.most > 0 ? T(0) : b.most;
-    a.sum = (a.sum == 0 ? T(0) : a.sum * exp(from_a - base)) +
-            (b.sum == 0 ? T(0) : b.sum * exp(from_b - base));
-    if (most == (T)INFINITY) a.sum = T(1);
-    a.most = most;
-  }
-  static __device__ T finish(Acc a, const FoldParams &) {
-    return a.most == (T)-INFINITY ? a.most : a.most + log(a.sum);
-  }
-};
 
 /* -- Kernels ----------------------------------------------------------------------------------- */
 
@@ -240,7 +71,8 @@ static __device__ __forceinline__ void fold_part(const FoldParams &p, int part, 
 
 /* Outputs along x of the grid, parts along y; WIDTH threads an output. */
 template <class F, int WIDTH>
-static __global__ void __launch_bounds__(FOLD_BLOCK) fold_rows(const __grid_constant__ FoldParams p) {
+static __global__ void __launch_bounds__(FOLD_BLOCK)
+    fold_rows(const __grid_constant__ FoldParams p) {
   typedef typename F::Value T;
   typedef typename F::Acc Acc;
   __shared__ __align__(16) unsigned char room[FOLD_WARPS * sizeof(Acc)];
@@ -273,7 +105,8 @@ static __global__ void __launch_bounds__(FOLD_BLOCK) fold_rows(const __grid_cons
 }
 
 template <class F>
-static __global__ void __launch_bounds__(FOLD_BLOCK) fold_columns(const __grid_constant__ FoldParams p) {
+static __global__ void __launch_bounds__(FOLD_BLOCK)
+    fold_columns(const __grid_constant__ FoldParams p) {
   typedef typename F::Value T;
   typedef typename F::Acc Acc;
   __shared__ __align__(16) unsigned char room[FOLD_BLOCK * sizeof(Acc)];
@@ -297,13 +130,15 @@ static __global__ void __launch_bounds__(FOLD_BLOCK) fold_columns(const __grid_c
 
 /* The parts of an output, a warp each. */
 template <class F>
-static __global__ void __launch_bounds__(FOLD_BLOCK) fold_parts(const __grid_constant__ FoldParams p) {
+static __global__ void __launch_bounds__(FOLD_BLOCK)
+    fold_parts(const __grid_constant__ FoldParams p) {
   typedef typename F::Acc Acc;
   int64_t output = (int64_t)blockIdx.x * FOLD_WARPS + threadIdx.x / WARP;
   int lane = threadIdx.x % WARP, parts = p.parts;
   Acc a = F::start();
   if (output < p.outer.numel)
-    for (int k = lane; k < parts; k += WARP) F::join(a, ((const Acc *)p.partial)[output * parts + k]);
+    for (int k = lane; k < parts; k += WARP)
+      F::join(a, ((const Acc *)p.partial)[output * parts + k]);
   a = fold_warp<F>(a);
   if (!lane && output < p.outer.numel) fold_put<F>(p, output, 0, false, a);
 }
@@ -382,15 +217,15 @@ static void reduce_init(FoldParams *p, const OpCall *c, const IntList *dims, boo
 
 /* -- The ops ----------------------------------------------------------------------------------- */
 
-#define REDUCTION(name, F, FOLDS, class_of)                                \
-  static int name##_cuda(const OpCall *c) {                                \
-    const struct name##_args *a = (const struct name##_args *)c->args;     \
-    DType x = (DType)c->in[0].dtype, y = (DType)c->out[0].dtype;           \
-    FoldParams p;                                                          \
-    (void)x, (void)y;                                                      \
-    reduce_init(&p, c, &a->dim, a->keepdim);                               \
-    return FOLDS(F, class_of);                                             \
-  }                                                                        \
+#define REDUCTION(name, F, FOLDS, class_of)                            \
+  static int name##_cuda(const OpCall *c) {                            \
+    const struct name##_args *a = (const struct name##_args *)c->args; \
+    DType x = (DType)c->in[0].dtype, y = (DType)c->out[0].dtype;       \
+    FoldParams p;                                                      \
+    (void)x, (void)y;                                                  \
+    reduce_init(&p, c, &a->dim, a->keepdim);                           \
+    return FOLDS(F, class_of);                                         \
+  }                                                                    \
   KERNEL(name, name##_cuda)
 REDUCTION(sum, FoldSum, FOLD_ALL, reduced_class(x, y))
 REDUCTION(mean, FoldMean, FOLD_FLOATS, reduced_class(x, y))

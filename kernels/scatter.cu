@@ -1,9 +1,9 @@
-/* gather, scatter, scatter_add: single elements by an index along one dim. Bytes: index, and the two
- * sides where it names them.
+/* gather, scatter, scatter_add: single elements by an index along one dim. Bytes: index, and the
+ * two sides where it names them.
  *
  * gather has a thread an element. What writes has a thread a line along dim, which goes through its
- * indices in order: repeated ones meet in one thread, sums are the same in every run, and the last of
- * several written to one place stays. */
+ * indices in order: repeated ones meet in one thread, sums are the same in every run, and the last
+ * of several written to one place stays. */
 #include "kernel.cuh"
 
 enum { SCATTER_BLOCK = 256, SCATTER_TAKE = 0, SCATTER_SET, SCATTER_ADD };
@@ -30,7 +30,8 @@ static __device__ __forceinline__ void scatter_element(const ScatterParams &p, c
   else add_element(p.walk.dtype[1], p.walk.data[1], x, from, dense);
 }
 
-static __global__ void __launch_bounds__(SCATTER_BLOCK) scatter_lines(const __grid_constant__ ScatterParams p) {
+static __global__ void __launch_bounds__(SCATTER_BLOCK)
+    scatter_lines(const __grid_constant__ ScatterParams p) {
   int64_t at[3], i = (int64_t)blockIdx.x * SCATTER_BLOCK + threadIdx.x;
   if (i >= p.walk.numel) return;
   walk_at(p.walk, 3, i, at);
@@ -38,7 +39,8 @@ static __global__ void __launch_bounds__(SCATTER_BLOCK) scatter_lines(const __gr
 }
 
 /* The dims of v but for dim, seen with the index's sizes. */
-static View without(const View *v, const View *index, int64_t dim, int64_t *shape, int64_t *stride) {
+static View without(const View *v, const View *index, int64_t dim, int64_t *shape,
+                    int64_t *stride) {
   View rest = *v;
   int n = 0;
   for (int d = 0; d < index->ndim; d++) {

@@ -65,15 +65,15 @@ struct LogSoftmaxBackward {
   }
 };
 
-#define SOFTMAX_OP(name, B)                                                                 \
-  static int name##_cuda(const OpCall *c) {                                                 \
-    const View *views[] = {&c->out[0], &c->in[0], &c->in[c->n_in - 1]};                     \
-    LineParams p;                                                                           \
-    uint32_t mask = c->out[0].ndim ? 1u << ((const struct name##_args *)c->args)->dim : 0;  \
-    lines_init(&p, mask, c->n_in + 1, views);                                               \
-    if (c->out[0].dtype == F64) return lines_launch<B<double>>(c, &p, SoftmaxArgs{0});      \
-    return lines_launch<B<float>>(c, &p, SoftmaxArgs{0});                                   \
-  }                                                                                         \
+#define SOFTMAX_OP(name, B)                                                                \
+  static int name##_cuda(const OpCall *c) {                                                \
+    const View *views[] = {&c->out[0], &c->in[0], &c->in[c->n_in - 1]};                    \
+    LineParams p;                                                                          \
+    uint32_t mask = c->out[0].ndim ? 1u << ((const struct name##_args *)c->args)->dim : 0; \
+    lines_init(&p, mask, c->n_in + 1, views);                                              \
+    if (c->out[0].dtype == F64) return lines_launch<B<double>>(c, &p, SoftmaxArgs{0});     \
+    return lines_launch<B<float>>(c, &p, SoftmaxArgs{0});                                  \
+  }                                                                                        \
   KERNEL(name, name##_cuda)
 SOFTMAX_OP(softmax, Softmax)
 SOFTMAX_OP(log_softmax, LogSoftmax)

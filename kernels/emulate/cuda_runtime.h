@@ -27,7 +27,8 @@ struct uint3 {
 };
 struct dim3 {
   unsigned x, y, z;
-  constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+  constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {
+  }
 };
 struct __align__(16) uint4 {
   unsigned x, y, z, w;
@@ -41,8 +42,8 @@ struct EmulateThread {
   uint3 index;
   unsigned lane, warp;
   int state;
-  void *sp;    /* of its fiber, where it waits */
-  int fiber;   /* -1: none yet */
+  void *sp;      /* of its fiber, where it waits */
+  int fiber;     /* -1: none yet */
   int waits_for; /* generation of its warp */
 };
 struct EmulateBlock {
@@ -57,10 +58,10 @@ extern thread_local EmulateBlock emulate_block;
 #define gridDim (emulate_block.grid)
 #define warpSize 32
 
-void *emulate_shared();         /* dynamic shared memory */
-void emulate_barrier();         /* __syncthreads */
+void *emulate_shared();                                      /* dynamic shared memory */
+void emulate_barrier();                                      /* __syncthreads */
 const uint64_t *emulate_warp(unsigned mask, uint64_t value); /* what each lane gave */
-void emulate_check(bool holds, const char *text); /* a kernel's error: it ends */
+void emulate_check(bool holds, const char *text);            /* a kernel's error: it ends */
 
 typedef struct EmulateStream *cudaStream_t;
 typedef struct EmulateEvent *cudaEvent_t;

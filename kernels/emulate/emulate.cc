@@ -1,16 +1,17 @@
 /* The emulator: CUDA's runtime on threads and fibers of the host.
  *
  * A stream is a thread with a queue, so that what is launched runs later, as on a device; a wait
- * that is forgotten is noticed. A block's threads run on the stream's thread, one at a time, each on
- * a fiber: a stack of its own that is left at a barrier or a warp's exchange and taken up again when
- * all have come. A fiber whose thread has ended takes the next thread that has not begun, so a
+ * that is forgotten is noticed. A block's threads run on the stream's thread, one at a time, each
+ * on a fiber: a stack of its own that is left at a barrier or a warp's exchange and taken up again
+ * when all have come. A fiber whose thread has ended takes the next thread that has not begun, so a
  * kernel without barriers costs one switch a block.
  *
  * MF_CUDA=emulate,permute=N runs the threads of a block, and the blocks of a grid, in an order made
  * from N: a race in a block, or between blocks, gives other results then.
  *
- * What a kernel does wrong ends it, and is the stream's error from then on. Memory has a page behind
- * it that cannot be touched, and what lies between its end and that page must be as it was. */
+ * What a kernel does wrong ends it, and is the stream's error from then on. Memory has a page
+ * behind it that cannot be touched, and what lies between its end and that page must be as it was.
+ */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -361,8 +362,8 @@ struct EmulateEvent {
 static thread_local std::string last_failure;
 
 static void runner_open(Runner *r) {
-  void *p = mmap(nullptr, SHARED + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                 0);
+  void *p =
+      mmap(nullptr, SHARED + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   r->shared = (char *)p;
   mprotect(r->shared + SHARED, GUARD, PROT_NONE);
   const char *which = getenv("MF_CUDA"), *seed = which ? strstr(which, "permute=") : nullptr;
@@ -444,7 +445,10 @@ static void run_grid(const char *name, dim3 grid, dim3 block, size_t shared,
   if (r->swap && n > 2) { /* a step without a common factor visits all */
     step = next_random(r) % n | 1;
     for (uint64_t a = step, b = n;; a = step = step + 1 < n ? step + 1 : 1, b = n) {
-      while (b) { uint64_t t = a % b; a = b, b = t; }
+      while (b) {
+        uint64_t t = a % b;
+        a = b, b = t;
+      }
       if (a == 1) break;
     }
   }
@@ -467,7 +471,8 @@ cudaError_t emulate_launch(const char *name, dim3 grid, dim3 block, size_t share
                block.z <= 64 && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535 &&
                shared <= SHARED;
   if (!legal) return cudaErrorInvalidConfiguration;
-  return emulate_enqueue(s, [=, body = std::move(body)] { run_grid(name, grid, block, shared, body); });
+  return emulate_enqueue(
+      s, [=, body = std::move(body)] { run_grid(name, grid, block, shared, body); });
 }
 
 /* -- Events ------------------------------------------------------------------------------------ */
@@ -635,7 +640,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
                             cudaStream_t s) {
   if (!is_on_device(from)) {
     std::string staged((const char *)from, bytes);
-    return emulate_enqueue(s, [=, staged = std::move(staged)] { memcpy(to, staged.data(), bytes); });
+    return emulate_enqueue(s,
+                           [=, staged = std::move(staged)] { memcpy(to, staged.data(), bytes); });
   }
   cudaError_t e = emulate_enqueue(s, [=] { memmove(to, from, bytes); });
   return e || is_on_device(to) ? e : cudaStreamSynchronize(s);

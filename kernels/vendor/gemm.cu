@@ -1,6 +1,6 @@
 /* Matrix products by cuBLASLt. It counts in columns, where a matrix in rows is its transpose: c' =
- * b' a', so that the operands change places and nothing is copied. float16, bfloat16 and float32 are
- * added up in float32. */
+ * b' a', so that the operands change places and nothing is copied. float16, bfloat16 and float32
+ * are added up in float32. */
 #include <cublasLt.h>
 
 #include "vendor.h"
@@ -14,8 +14,10 @@ static int check(const OpCall *c, cublasStatus_t s, const char *what) {
 }
 
 static cudaDataType_t type_of(int dtype) {
-  return dtype == F64 ? CUDA_R_64F : dtype == F16 ? CUDA_R_16F : dtype == BF16 ? CUDA_R_16BF
-                                                                               : CUDA_R_32F;
+  return dtype == F64    ? CUDA_R_64F
+         : dtype == F16  ? CUDA_R_16F
+         : dtype == BF16 ? CUDA_R_16BF
+                         : CUDA_R_32F;
 }
 
 static unsigned alignment(const void *p) {
@@ -27,8 +29,8 @@ static unsigned alignment(const void *p) {
 /* Rows and columns as cuBLASLt counts them. */
 static cublasStatus_t layout(cublasLtMatrixLayout_t *l, int dtype, int64_t rows, int64_t columns,
                              int64_t ld, int64_t batch, int64_t step) {
-  cublasStatus_t s = cublasLtMatrixLayoutCreate(l, type_of(dtype), (uint64_t)rows,
-                                                (uint64_t)columns, ld);
+  cublasStatus_t s =
+      cublasLtMatrixLayoutCreate(l, type_of(dtype), (uint64_t)rows, (uint64_t)columns, ld);
   int32_t n = (int32_t)batch;
   if (s == CUBLAS_STATUS_SUCCESS)
     s = cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n);
@@ -48,12 +50,13 @@ static cublasStatus_t plan_make(Plan *p, const Gemm *g) {
   bool is_double = g->dtype == F64;
   cublasOperation_t turned = CUBLAS_OP_T, plain = CUBLAS_OP_N;
   cublasLtEpilogue_t end = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  cublasStatus_t s = cublasLtMatmulDescCreate(
-      &p->how, is_double ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-      is_double ? CUDA_R_64F : CUDA_R_32F);
-#define SET(what, value)             \
-  if (s == CUBLAS_STATUS_SUCCESS)    \
-    s = cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_##what, &(value), sizeof(value));
+  cublasStatus_t s =
+      cublasLtMatmulDescCreate(&p->how, is_double ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                               is_double ? CUDA_R_64F : CUDA_R_32F);
+#define SET(what, value)                                                              \
+  if (s == CUBLAS_STATUS_SUCCESS)                                                     \
+    s = cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_##what, &(value), \
+                                       sizeof(value));
   SET(TRANSA, g->b_turned ? turned : plain)
   SET(TRANSB, g->a_turned ? turned : plain)
   SET(EPILOGUE, end)
@@ -74,8 +77,8 @@ static cublasStatus_t plan_wish(Plan *p, const Gemm *g, size_t room) {
   unsigned a = alignment(g->b), b = alignment(g->a), c = alignment(g->c);
   cublasStatus_t s = cublasLtMatmulPreferenceSetAttribute(
       p->wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room);
-#define WISH(what, value)         \
-  if (s == CUBLAS_STATUS_SUCCESS) \
+#define WISH(what, value)                                                                        \
+  if (s == CUBLAS_STATUS_SUCCESS)                                                                \
     s = cublasLtMatmulPreferenceSetAttribute(p->wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_##what, \
                                              &value, sizeof value);
   WISH(A_BYTES, a)
@@ -100,14 +103,15 @@ static int plan_run(const OpCall *c, cublasLtHandle_t handle, Plan *p, const Gem
   if (!rc && !n)
     rc = err_set(MF_EUNSUPPORTED, "%s: cuBLASLt knows no algorithm for this product", c->op->name);
   void *room = NULL;
-  if (!rc && found.workspaceSize && !(room = kernel_scratch(c, found.workspaceSize))) rc = MF_ENOMEM;
+  if (!rc && found.workspaceSize && !(room = kernel_scratch(c, found.workspaceSize)))
+    rc = MF_ENOMEM;
   if (rc) return rc;
-  return check(c,
-               cublasLtMatmul(handle, p->how, is_double ? (void *)&g->alpha : (void *)&alpha, g->b,
-                              p->a, g->a, p->b, is_double ? (void *)&g->beta : (void *)&beta, g->c,
-                              p->c, g->c, p->c, &found.algo, room, found.workspaceSize,
-                              stream_handle(c->stream)),
-               "the product");
+  return check(
+      c,
+      cublasLtMatmul(handle, p->how, is_double ? (void *)&g->alpha : (void *)&alpha, g->b, p->a,
+                     g->a, p->b, is_double ? (void *)&g->beta : (void *)&beta, g->c, p->c, g->c,
+                     p->c, &found.algo, room, found.workspaceSize, stream_handle(c->stream)),
+      "the product");
 }
 
 static void *handle_make(void) {
