@@ -68,9 +68,12 @@ static cudaError_t emulate_start(const char *name, dim3 grid, dim3 block, size_t
 #define SHARED_DYNAMIC(T, name) T *name = (T *)emulate_shared()
 #define DEVICE_CHECK(holds, text) emulate_check(holds, text)
 #else
-#define LAUNCH(call, kernel, grid, block, shared, ...)                                        \
-  ((kernel) < < < (grid), (block), (shared), stream_handle((call)->stream) >>> (__VA_ARGS__), \
+/* clang-format takes the brackets for comparisons. */
+/* clang-format off */
+#define LAUNCH(call, kernel, grid, block, shared, ...)                                      \
+  ((kernel)<<<(grid), (block), (shared), stream_handle((call)->stream)>>>(__VA_ARGS__),     \
    launch_result(call, cudaGetLastError()))
+/* clang-format on */
 #define SHARED_DYNAMIC(T, name)                              \
   extern __shared__ __align__(16) unsigned char mf_shared[]; \
   T *name = (T *)mf_shared
