@@ -61,8 +61,8 @@ static int set_state(lua_State *L) {
   Generator *g = generator_of(S, L, name);
   Tensor *t = bind_check_tensor(S, L, first_argument(L), name, "state");
   if (tensor_settle(t)) return bind_raise(L);
-  if (!t->storage || t->layout || !tensor_has_data(t) || !t->storage->data || t->m.device != DEVICE_CPU ||
-      t->m.dtype != I64 || t->m.ndim != 1 || t->m.shape[0] != 2)
+  if (!t->storage || t->layout || !tensor_has_data(t) || !t->storage->data ||
+      t->m.device != DEVICE_CPU || t->m.dtype != I64 || t->m.ndim != 1 || t->m.shape[0] != 2)
     return bind_error(L, "%s: state must be what get_state gave, an int64 tensor of 2 elements",
                       name);
   const int64_t *v = (const void *)tensor_data(t);

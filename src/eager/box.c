@@ -185,8 +185,9 @@ static Tensor *gather(const Step *s, Tensor *x) {
 
 static Tensor *all_to_all(const Step *s, Tensor *x) {
   int d = s->from.dim, e = s->to.dim;
-  int64_t *out_counts = new_counts(s, 2), *counts = out_counts + s->n, shape[MF_MAX_DIMS], start;
+  int64_t *out_counts = new_counts(s, 2), *counts, shape[MF_MAX_DIMS], start;
   if (!out_counts) return NULL;
+  counts = out_counts + s->n;
   count(s, d, e, true, counts);
   count(s, d, e, false, out_counts);
   memcpy(shape, s->whole, sizeof shape);

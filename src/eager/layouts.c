@@ -35,12 +35,13 @@ static void ranks_along(const Place *p, int axis, int *ranks) {
 
 static int join_axis(Comm *comm, Place *p, int axis) {
   int n = p->placement->size[axis];
-  int *ranks = mem_alloc(sizeof *ranks * (size_t)n * 2), *sorted = ranks + n;
+  int *ranks = mem_alloc(sizeof *ranks * (size_t)n * 2), *sorted;
   p->order[axis] = mem_alloc(sizeof *p->order[axis] * (size_t)n);
   if (!ranks || !p->order[axis]) {
     mem_free(ranks);
     return err_set(MF_ENOMEM, "placement: out of memory");
   }
+  sorted = ranks + n;
   ranks_along(p, axis, ranks);
   for (int i = 0; i < n; i++) {
     int before = 0;
