@@ -16,12 +16,17 @@ struct Fleet {
   int64_t numel[FLEET];
   unsigned first[FLEET]; /* block */
   uint8_t dtype[FLEET];
+  const double
+      *skip; /* two numbers: whether the step is left out, and how many were before; or NULL */
+  int64_t skip_step;
 };
 
 template <class R, class T>
 static __global__ void __launch_bounds__(FLEET_BLOCK)
     fleet_kernel(const __grid_constant__ Fleet f, R rule) {
   int t = 0;
+  if (f.skip && f.skip[0] != 0) return;
+  if (f.skip) rule.settle(f.skip[f.skip_step]);
   while (t + 1 < f.n && f.first[t + 1] <= blockIdx.x) t++;
   int64_t i = (int64_t)(blockIdx.x - f.first[t]) * FLEET_CHUNK + threadIdx.x;
   int dtype = f.dtype[t];
@@ -37,8 +42,11 @@ static __global__ void __launch_bounds__(FLEET_BLOCK)
 /* -- Rules ------------------------------------------------------------------------------------- */
 
 struct SgdRule {
-  double lr, momentum, dampening, weight_decay, sign;
+  double lr, momentum, dampening, weight_decay, sign, since;
   bool nesterov, first;
+  __host__ __device__ void settle(double left_out) {
+    first = since - left_out <= 0;
+  }
   template <class T>
   __device__ void update(T &p, T g, T *s, int states) const {
     T x = (T)sign * g + (T)weight_decay * p, m = (T)momentum;
@@ -51,7 +59,11 @@ struct SgdRule {
 };
 
 struct AdamRule {
-  double step_size, beta1, beta2, root2, eps, decay, weight_decay, sign;
+  double lr, step, beta1, beta2, eps, decay, weight_decay, sign, step_size, root2;
+  __host__ __device__ void settle(double left_out) {
+    step_size = lr / (1 - pow(beta1, step - left_out));
+    root2 = sqrt(1 - pow(beta2, step - left_out));
+  }
   template <class T>
   __device__ void update(T &p, T g, T *s, int states) const {
     T w = p * (T)decay, x = (T)sign * g + (T)weight_decay * w;
@@ -63,7 +75,10 @@ struct AdamRule {
 };
 
 struct AdagradRule {
-  double lr, weight_decay, eps, sign;
+  double base, step, lr_decay, weight_decay, eps, sign, lr;
+  __host__ __device__ void settle(double left_out) {
+    lr = base / (1 + (step - left_out - 1) * lr_decay);
+  }
   template <class T>
   __device__ void update(T &p, T g, T *s, int) const {
     T x = (T)sign * g + (T)weight_decay * p;
@@ -75,6 +90,8 @@ struct AdagradRule {
 struct RmspropRule {
   double lr, alpha, eps, weight_decay, momentum, sign;
   bool centered;
+  __host__ __device__ void settle(double) {
+  }
   template <class T>
   __device__ void update(T &p, T g, T *s, int) const {
     T x = (T)sign * g + (T)weight_decay * p, be = (T)(1 - alpha);
@@ -94,6 +111,8 @@ struct RmspropRule {
 
 struct AdadeltaRule {
   double lr, rho, eps, weight_decay, sign;
+  __host__ __device__ void settle(double) {
+  }
   template <class T>
   __device__ void update(T &p, T g, T *s, int) const {
     T x = (T)sign * g + (T)weight_decay * p, co = (T)(1 - rho);
@@ -105,7 +124,10 @@ struct AdadeltaRule {
 };
 
 struct AdamaxRule {
-  double step_size, beta1, beta2, eps, weight_decay, sign;
+  double lr, step, beta1, beta2, eps, weight_decay, sign, step_size;
+  __host__ __device__ void settle(double left_out) {
+    step_size = lr / (1 - pow(beta1, step - left_out));
+  }
   template <class T>
   __device__ void update(T &p, T g, T *s, int) const {
     T x = (T)sign * g + (T)weight_decay * p, old = (T)beta2 * s[1], size = fabs(x) + (T)eps;
@@ -120,6 +142,8 @@ struct ScaleRule {
   double value;
   const void *at;
   int dtype;
+  __host__ __device__ void settle(double) {
+  }
   template <class T>
   __device__ void update(T &p, T, T *, int) const {
     p *= at ? load_as<T>(dtype, at, 0) : (T)value;
@@ -167,10 +191,12 @@ static int fleet_copy_grads(const OpCall *c, int64_t n, const View *param, const
 /* n tensors, their gradients (NULL: none are read), and of each state as many. */
 template <class R>
 static int fleet_run(const OpCall *c, int64_t n, const View *param, const View *grad,
-                     const View *states, int n_states, const R &rule) {
+                     const View *states, int n_states, const View *skip, const R &rule) {
   const void **data = NULL;
   Fleet f = {};
   f.n_states = n_states;
+  if (skip && !view_absent(skip))
+    f.skip = (const double *)skip->data, f.skip_step = skip->stride[0];
   int rc = 0;
   if (grad) {
     data = (const void **)calloc((size_t)n + 1, sizeof *data);
@@ -199,38 +225,48 @@ static int fleet_run(const OpCall *c, int64_t n, const View *param, const View *
 }
 
 template <class R>
-static int optimise(const OpCall *c, int64_t n, int n_states, const R &rule) {
-  return fleet_run(c, n, c->in, c->in + n, c->in + 2 * n, n_states, rule);
+static int optimise(const OpCall *c, int64_t n, int n_states, R rule) {
+  const View *skip = &c->in[c->n_in - 1]; /* behind the lists */
+  rule.settle(0);
+  return fleet_run(c, n, c->in, c->in + n, c->in + 2 * n, n_states, skip, rule);
 }
 
 /* -- The ops ----------------------------------------------------------------------------------- */
 
 static int sgd_cuda(const OpCall *c) {
   const struct sgd__args *a = (const struct sgd__args *)c->args;
-  SgdRule rule = {a->lr,       a->momentum, a->dampening, a->weight_decay, a->maximize ? -1.0 : 1.0,
-                  a->nesterov, a->first};
+  SgdRule rule = {a->lr,
+                  a->momentum,
+                  a->dampening,
+                  a->weight_decay,
+                  a->maximize ? -1.0 : 1.0,
+                  (double)a->since,
+                  a->nesterov,
+                  false};
   return optimise(c, a->n_params, a->n_bufs ? 1 : 0, rule);
 }
 KERNEL(sgd_, sgd_cuda)
 
 static int adam_cuda(const OpCall *c) {
   const struct adam__args *a = (const struct adam__args *)c->args;
-  AdamRule rule = {a->lr / (1 - pow(a->beta1, (double)a->step)),
+  AdamRule rule = {a->lr,
+                   (double)a->step,
                    a->beta1,
                    a->beta2,
-                   sqrt(1 - pow(a->beta2, (double)a->step)),
                    a->eps,
                    a->decoupled ? 1 - a->lr * a->weight_decay : 1,
                    a->decoupled ? 0 : a->weight_decay,
-                   a->maximize ? -1.0 : 1.0};
+                   a->maximize ? -1.0 : 1.0,
+                   0,
+                   0};
   return optimise(c, a->n_params, a->n_max_exp_avg_sqs ? 3 : 2, rule);
 }
 KERNEL(adam_, adam_cuda)
 
 static int adagrad_cuda(const OpCall *c) {
   const struct adagrad__args *a = (const struct adagrad__args *)c->args;
-  AdagradRule rule = {a->lr / (1 + ((double)a->step - 1) * a->lr_decay), a->weight_decay, a->eps,
-                      a->maximize ? -1.0 : 1.0};
+  AdagradRule rule = {
+      a->lr, (double)a->step, a->lr_decay, a->weight_decay, a->eps, a->maximize ? -1.0 : 1.0, 0};
   return optimise(c, a->n_params, 1, rule);
 }
 KERNEL(adagrad_, adagrad_cuda)
@@ -257,12 +293,8 @@ KERNEL(adadelta_, adadelta_cuda)
 
 static int adamax_cuda(const OpCall *c) {
   const struct adamax__args *a = (const struct adamax__args *)c->args;
-  AdamaxRule rule = {a->lr / (1 - pow(a->beta1, (double)a->step)),
-                     a->beta1,
-                     a->beta2,
-                     a->eps,
-                     a->weight_decay,
-                     a->maximize ? -1.0 : 1.0};
+  AdamaxRule rule = {a->lr,           (double)a->step,          a->beta1, a->beta2, a->eps,
+                     a->weight_decay, a->maximize ? -1.0 : 1.0, 0};
   return optimise(c, a->n_params, 2, rule);
 }
 KERNEL(adamax_, adamax_cuda)
@@ -281,6 +313,53 @@ static int scale_all_cuda(const OpCall *c) {
     rule.value = dtype_get_f64((DType)scale->dtype, scale->data);
     rule.at = NULL;
   }
-  return fleet_run(c, c->n_in - 1, c->in + 1, NULL, NULL, 0, rule);
+  return fleet_run(c, c->n_in - 1, c->in + 1, NULL, NULL, 0, NULL, rule);
 }
 KERNEL(scale_all_, scale_all_cuda)
+
+/* -- The norm of many tensors ------------------------------------------------------------------ */
+
+/* The sum of squares of one tensor in parts of a fixed size, so that it is the same in every run.
+ */
+static __global__ void __launch_bounds__(FLEET_BLOCK)
+    squares_kernel(const __grid_constant__ Walk<1> w, int64_t each, double *parts) {
+  __shared__ double room[WARP];
+  int64_t begin = blockIdx.x * each, end = begin + each < w.numel ? begin + each : w.numel, at[1];
+  double sum = 0;
+  for (int64_t i = begin + threadIdx.x; i < end; i += FLEET_BLOCK) {
+    walk_at(w, 1, i, at);
+    double x = load_as<double>(w.dtype[0], w.data[0], at[0]);
+    sum += x * x;
+  }
+  sum = block_reduce<OpAdd>(sum, room);
+  if (!threadIdx.x) parts[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(FLEET_BLOCK)
+    norm_of_parts(const double *parts, int64_t n, void *y, int dtype) {
+  __shared__ double room[WARP];
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += FLEET_BLOCK) sum += parts[i];
+  sum = block_reduce<OpAdd>(sum, room);
+  if (!threadIdx.x) store_as<double>(dtype, y, 0, sqrt(sum));
+}
+
+static int total_norm_cuda(const OpCall *c) {
+  const int64_t each = FLEET_BLOCK * 64;
+  int64_t parts = 0, at = 0;
+  for (int k = 0; k < c->n_in; k++) parts += (view_numel(&c->in[k]) + each - 1) / each;
+  double *room = (double *)kernel_scratch(c, (size_t)(parts + 1) * sizeof *room);
+  int rc = room ? 0 : MF_ENOMEM;
+  for (int k = 0; k < c->n_in && !rc; k++) {
+    Walk<1> w;
+    walk_init(&w, &c->in[k], 0, (const View *)NULL);
+    if (!w.numel) continue;
+    unsigned blocks = grid_for(w.numel, each);
+    rc = LAUNCH(c, squares_kernel, blocks, FLEET_BLOCK, 0, w, each, room + at);
+    at += blocks;
+  }
+  if (rc) return rc;
+  return LAUNCH(c, norm_of_parts, 1, FLEET_BLOCK, 0, room, parts, c->out[0].data,
+                (int)c->out[0].dtype);
+}
+KERNEL(total_norm, total_norm_cuda)
