@@ -1,14 +1,19 @@
--- All-reduce between processes of this host: moonflow, Open MPI and PyTorch's gloo, in one run.
+-- Processes of this host: all-reduce of moonflow, Open MPI and PyTorch's gloo, and training steps of two ranks
+-- of one thread, beside one rank of two threads and PyTorch's DistributedDataParallel over gloo, in one run.
 --
---   make bench-dist [PEER_PYTHON=python] [ARGS='--sizes 4096,100000000 --ranks 2,4']
+--   make bench-dist [PEER_PYTHON=python] [ARGS='--sizes 4096,100000000 --ranks 2,4 --train bert']
 --
--- Times are those of one call among many in a row, in place on float32: the median of several rows. Open MPI
--- and PyTorch take part where they are installed.
+-- Times of an all-reduce are those of one call among many in a row, in place on float32: the median of several
+-- rows. Steps are those of bench.lua and peer.py, run in turn several times: the median of the runs. Open MPI and
+-- PyTorch take part where they are installed.
 local mf = require 'moonflow'
 
-local o = mf.cli(arg, 'All-reduce between processes of this host.', {
-  { 'sizes', '4096,65536,1000000,100000000', 'bytes' },
+local o = mf.cli(arg, 'All-reduce and data-parallel training by processes of this host.', {
+  { 'sizes', '4096,65536,1000000,100000000', 'bytes; empty: no all-reduce' },
   { 'ranks', '2,4', 'how many processes' },
+  { 'train', 'resnet50,bert', 'workloads of bench.lua; empty: none' },
+  { 'steps', 4, 'timed steps of a run' },
+  { 'runs', 3, 'runs of each' },
   { 'child', false, 'be one of the ranks' },
 })
 
@@ -120,7 +125,7 @@ end
 
 local function succeeds(command) return os.execute(command .. ' >/dev/null 2>&1') == 0 end
 
-local function main()
+local function all_reduces()
   local sizes, pairs_of = numbers(o.sizes), {}
   for i, bytes in ipairs(sizes) do pairs_of[i] = bytes .. ' ' .. calls(bytes) end
   local pairs_text = table.concat(pairs_of, ' ')
@@ -149,4 +154,42 @@ local function main()
   os.execute(('rm -f %s* %s'):format(mpi or '/nonexistent', gloo))
 end
 
-if o.child then child() else main() end
+-- Seconds of a step that a command prints; nil when it does not run.
+local function step_of(command)
+  local pipe = io.popen(command .. ' 2>/dev/null')
+  local text = pipe:read '*a'
+  pipe:close()
+  return tonumber(text:match '"step_s": ([%d%.e%-]+)')
+end
+
+local function median(list)
+  table.sort(list)
+  return list[math.floor((#list + 1) / 2)]
+end
+
+local function training()
+  local python, here = os.getenv 'PEER_PYTHON', arg[0]:match '^(.*)/[^/]*$' or '.'
+  print(('%-10s %14s %14s %14s %12s %12s'):format('step', '1 x 2 threads', '2 ranks x 1', 'torch DDP x 1', 'to 1 x 2',
+    'to torch'))
+  for name in o.train:gmatch '[^,]+' do
+    local flags = ('%s --steps %d%s'):format(name, o.steps, name == 'resnet50' and ' --channels-last' or '')
+    local commands = { ('%s %s/bench.lua %s'):format(program(), here, flags),
+      ('%s -n 2 %s/bench.lua %s'):format(program(), here, flags),
+      python and python ~= '' and ('%s %s/peer.py torch %s --ranks 2'):format(python, here, flags) or nil }
+    local times = { {}, {}, {} }
+    for _ = 1, o.runs do
+      for k, command in ipairs(commands) do table.insert(times[k], step_of(command)) end
+    end
+    local one, two, torch = median(times[1]), median(times[2]), median(times[3])
+    local function ms(t) return t and ('%.1f ms'):format(t * 1e3) or '-' end
+    local function ratio(t) return t and two and ('%.3fx'):format(t / two) or '-' end
+    print(('%-10s %14s %14s %14s %12s %12s'):format(name, ms(one), ms(two), ms(torch), ratio(one), ratio(torch)))
+    io.stdout:flush()
+  end
+end
+
+if o.child then child()
+else
+  if o.sizes ~= '' then all_reduces() end
+  if o.train ~= '' then training() end
+end

@@ -2,11 +2,12 @@
 --
 --   moonflow examples/resnet50.lua [--steps N] [--batch N] [--lr X] [--classes N] [--size N] [--amp]
 --                                  [--channels-last] [--eager] [--seed N] [--save FILE] [--resume FILE]
+--   moonflow -n 2 examples/resnet50.lua ...    ranks that share each batch
 --
 -- The images are synthetic: no free set of photographs is packaged for Debian. Each class has a
 -- picture of its own, coarse patches of colour, of which each image shows a shifted copy in noise;
 -- so the loss tells whether training works, but the accuracy says nothing about photographs. Steps
--- are compiled; with --eager they are not. With --amp products are computed in bfloat16 where the
+-- are compiled; with --eager, or on several ranks, they are not. With --amp products are computed in bfloat16 where the
 -- CPU can. The rate rises over a tenth of the steps, then falls as a cosine.
 local mf = require 'moonflow'
 local nn, optim = mf.nn, mf.optim
@@ -27,6 +28,10 @@ local o = mf.cli(arg, 'Trains ResNet-50 on synthetic images.', {
   { 'resume', '', 'file to go on from' },
 })
 io.stdout:setvbuf 'line'
+local rank, ranks = mf.rank(), mf.world_size()
+local first_rank = rank == 0 -- it alone prints and saves
+o.eager = o.eager or ranks > 1
+if o.batch % ranks ~= 0 then error(('--batch %d cannot be shared by %d ranks'):format(o.batch, ranks), 0) end
 if o.threads > 0 then mf.set_num_threads(o.threads) end
 mf.manual_seed(o.seed)
 
@@ -36,12 +41,14 @@ local COARSE = 8 -- patches a side
 local patch = math.max(math.ceil(o.size / COARSE), 1)
 local pictures = mf.randn(o.classes, 3, COARSE, COARSE)
 
--- A batch: images (N, 3, size, size), labels (N).
+-- A batch: images (N, 3, size, size), labels (N); of several ranks this one's part.
 local function batch()
   local labels = mf.randint(0, o.classes, { o.batch })
   local coarse = pictures:index_select(0, labels):roll(math.random(0, 2), 3)
   local images = coarse:repeat_interleave(patch, 2):repeat_interleave(patch, 3)
   images = images:narrow(2, 0, o.size):narrow(3, 0, o.size) + mf.randn(o.batch, 3, o.size, o.size)
+  local n = o.batch / ranks
+  images, labels = images:narrow(0, rank * n, n), labels:narrow(0, rank * n, n)
   if o['channels-last'] then images = images:contiguous { memory_format = 'channels_last' } end
   return images, labels
 end
@@ -53,6 +60,7 @@ local model = ResNet50(o.classes, o.width, { 3, 4, 6, 3 })
 -- The last norm of each block begins at zero, so that blocks begin as the identity.
 for _, block in ipairs(model.body:children()) do nn.init.zeros_(block.b3.weight) end
 if o['channels-last'] then model:to { memory_format = 'channels_last' } end
+local ranks_model = ranks > 1 and nn.parallel.DistributedDataParallel(model) or model
 
 -- Weights of norms and biases do not decay.
 local decay, plain = {}, {}
@@ -66,7 +74,7 @@ end)
 
 local step = function(x, y)
   opt:zero_grad()
-  local out = model(x)
+  local out = ranks_model(x)
   local loss = mf.cross_entropy(out, y)
   loss:backward()
   opt:step()
@@ -85,26 +93,34 @@ end
 
 local total = 0
 for _, p in ipairs(model:parameters()) do total = total + p:numel() end
-print(('ResNet-50: %.1f million parameters; synthetic images (%d, 3, %d, %d) in %d classes; %s'):format(total / 1e6,
-  o.batch, o.size, o.size, o.classes, o.eager and 'op by op' or 'compiled'))
+if first_rank then
+  print(('ResNet-50: %.1f million parameters; synthetic images (%d, 3, %d, %d) in %d classes; %s'):format(total / 1e6,
+    o.batch, o.size, o.size, o.classes, ranks > 1 and ranks .. ' ranks' or o.eager and 'op by op' or 'compiled'))
+end
 
-local bar = mf.progress(o.steps - first + 1, { label = 'training' })
+-- The mean over the ranks.
+local function average(t)
+  t = t:detach()
+  return ranks > 1 and mf.comm.all_reduce(t, 'avg') or t
+end
+
+local bar = first_rank and mf.progress(o.steps - first + 1, { label = 'training' })
 local begin, n, losses, right = mf.time(), 0, 0, 0
 for i = first, o.steps do
   mf.manual_seed(o.seed + i)
   math.randomseed(o.seed + i)
   local loss, accuracy = step(batch())
-  n, losses, right = n + 1, losses + loss:item(), right + accuracy:item()
+  n, losses, right = n + 1, losses + average(loss):item(), right + average(accuracy):item()
   schedule:step()
-  bar:step { loss = loss:item() }
-  if n == 20 or i == o.steps then
+  if bar then bar:step { loss = losses / n } end
+  if first_rank and (n == 20 or i == o.steps) then
     local seconds = mf.time() - begin
     print(('step %d  loss %.4f  accuracy %.3f  %.1f images/s'):format(i, losses / n, right / n, n * o.batch / seconds))
     begin, n, losses, right = mf.time(), 0, 0, 0
   end
 end
-bar:finish()
-if o.save ~= '' then
+if bar then bar:finish() end
+if o.save ~= '' and first_rank then
   mf.save({ step = math.max(o.steps, first - 1), model = model:state_dict(), optim = opt:state_dict() }, o.save)
   print('saved to ' .. o.save)
 end
