@@ -63,6 +63,136 @@ describe('ranks #dist', function()
     end
   end
 
+  -- What happens to rank `who`, and at which point of its life.
+  local points = [[
+    local mf = require 'moonflow'
+    local who, what, where = tonumber(arg[1]), arg[2], arg[3]
+    local rank = tonumber(os.getenv 'RANK')
+    local function happen()
+      if rank ~= who then return end
+      local f = io.open(arg[4], 'w')
+      f:write(os.time())
+      f:close()
+      if what == 'error' then error 'no luck' end
+      os.execute('kill -' .. what .. ' $PPID')
+    end
+    if where == 'start' then happen() end
+    mf.comm.barrier()
+    if where == 'collective' then
+      local t = mf.ones(3e6)
+      for step = 1, 1e9 do
+        if step == 5 and rank == who then
+          local pid = io.open('/proc/self/stat'):read '*n'
+          os.execute(('(sleep 0.3; date +%%s > %s; kill -%s %d) &'):format(arg[4], what, pid))
+        end
+        mf.comm.all_reduce(t)
+      end
+    elseif where == 'compute' then
+      happen()
+      local t = mf.ones(1000)
+      while rank % 2 == 0 do t = t * 1 end
+      local k = 0
+      while true do k = k + 1 end
+    end
+    mf.comm.barrier()
+    happen()
+  ]]
+  local seen = {
+    ['9'] = 'moonflow: rank %d on host %%S+ was killed by signal 9',
+    STOP = 'moonflow: rank %d on host %%S+ has been stopped for 7',
+    error = '%%[rank %d%%] moonflow: [^\n]*no luck',
+  }
+
+  for _, where in ipairs { 'start', 'collective', 'compute', 'close' } do
+    for _, what in ipairs { '9', 'STOP', 'error' } do
+      for who = 0, 1 do
+        if where ~= 'collective' or what ~= 'error' then
+          it(('end when rank %d comes to %s at the point %s'):format(who, what, where), function()
+            shell.file('points.lua', points)
+            local out, err, rc = sh(([[rm -f $D/when; $M -n 3 $D/points.lua %d %s %s $D/when; rc=$?
+              echo $(($(date +%%s) - $(cat $D/when))); exit $rc]]):format(who, what, where))
+            assert.truthy(rc ~= 0, err)
+            assert.is_true(tonumber(out:match '(%d+)\n$') <= 10, out .. err)
+            -- In a collective the others may end first, with the reason.
+            local told = err:find(seen[what]:format(who)) or where == 'collective'
+            assert.truthy(told, err)
+            if where == 'start' then
+              assert.truthy(err:find('not there: rank', 1, true) or err:find('for rank 0 at', 1, true), err)
+            elseif where ~= 'close' then
+              local why = what == 'error' and 'raised an error: [^\n]*no luck' or what == '9' and 'has died'
+                or 'has given no sign of life'
+              assert.truthy(err:find(('%%[rank 2%%] [^\n]*rank %d on host %%S+ %s'):format(who, why)), err)
+            end
+          end)
+        end
+      end
+    end
+  end
+
+  it('go on from the last checkpoint when they are started again', function()
+    shell.file('restart.lua', [[
+      local mf = require 'moonflow'
+      local nn, optim = mf.nn, mf.optim
+      local path, dies = arg[1], arg[2] == 'dies' and os.getenv 'MOONFLOW_RESTARTS' == '0'
+      mf.manual_seed(1)
+      local net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+      local opt, first = optim.AdamW(net:parameters(), { lr = 0.05 }), 1
+      local f = io.open(path)
+      if f then
+        f:close()
+        local state = mf.load(path)
+        net:load_state_dict(state.net)
+        opt:load_state_dict(state.opt)
+        first = state.step + 1
+      end
+      local model = nn.parallel.DistributedDataParallel(net)
+      for step = first, 20 do
+        mf.manual_seed(100 * step + mf.rank())
+        opt:zero_grad()
+        local loss = model(mf.randn(3, 4)):square():mean()
+        loss:backward()
+        opt:step()
+        if step % 5 == 0 and mf.rank() == 0 then
+          mf.save({ step = step, net = net:state_dict(), opt = opt:state_dict() }, path)
+        end
+        if step == 12 and dies and mf.rank() == 1 then os.execute 'kill -9 $PPID' end
+        if step == 20 then print(('%d %.9g'):format(first, loss:item())) end
+      end
+    ]])
+    local out, err, rc = sh [[$M -n 2 $D/restart.lua $D/a.safetensors | sort
+      $M -n 2 --max-restarts 1 $D/restart.lua $D/b.safetensors dies | sort]]
+    assert.equal(0, rc, err)
+    local whole, resumed = out:match '^(%[rank 0%] 1 .-)(%[rank 0%] 11 .*)$'
+    assert.truthy(whole and err:find('restart 1 of 1', 1, true), out .. err)
+    assert.equal(whole, (resumed:gsub('%] 11 ', '] 1 ')))
+  end)
+
+  it('are started by mpirun and torchrun', function()
+    shell.file('sum.lua', [[
+      local mf = require 'moonflow'
+      print(mf.rank(), mf.comm.all_reduce(mf.full({ 1000 }, mf.rank() + 1)):sum():item())
+    ]])
+    for _, launcher in ipairs {
+      'mpirun --allow-run-as-root --oversubscribe -n 2', 'torchrun --nproc-per-node 2 --no-python',
+    } do
+      local out, err, rc = sh(('command -v %s >/dev/null || exit 77; %s $M $D/sum.lua'):format(launcher:match '%S+',
+        launcher))
+      if rc ~= 77 then
+        assert.equal(0, rc, err)
+        assert.truthy(out:find '0%s+3000\n' and out:find '1%s+3000\n', out .. err)
+      end
+    end
+  end)
+
+  it('train ResNet50 together', function()
+    local out, err, rc = sh [[$M -n 2 examples/resnet50.lua --size 32 --width 8 --batch 8 --classes 3 --steps 60 \
+      --save $D/r.safetensors]]
+    assert.equal(0, rc, err)
+    local first, last = out:match 'step 20  loss ([%d%.]+)', out:match 'step 60  loss ([%d%.]+)'
+    assert.truthy(first and last and tonumber(last) < 0.7 * tonumber(first), out)
+    assert.is_nil(out:find('[rank 1]', 1, true))
+  end)
+
   it('end when memory runs out on one', function()
     local _, err, rc = sh [[$M -n 3 -e "
       local mf = require 'moonflow'

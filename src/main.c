@@ -51,6 +51,7 @@ static void catch_interrupts(mf_state *state) {
   main_thread = pthread_self();
   struct sigaction action = {.sa_handler = on_interrupt};
   sigaction(SIGINT, &action, NULL);
+  if (getenv("MOONFLOW_LAUNCHED")) sigaction(SIGTERM, &action, NULL); /* says what it waited for */
 }
 
 /* On stdout when asked for, and on stderr after an error. */
@@ -179,6 +180,7 @@ int main(int argc, char **argv) {
   on_exit(on_end, NULL);
   ProgramResult result = run(state, &o, argc, argv);
   signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
   mf_state_destroy(state);
   joined = NULL;
   mf_context_destroy(context);

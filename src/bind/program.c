@@ -25,11 +25,14 @@ enum { LINE_STEP = 256 };
 static ProgramResult report(lua_State *L, int status) {
   if (status == 0) return PROGRAM_OK;
   const char *text = lua_tostring(L, -1);
-  fflush(stdout);
-  if (text) fprintf(stderr, "moonflow: %s\n", text);
-  fflush(stderr);
-  bool interrupted = text && host_is_interrupt(text);
   State *S = bind_find_state(L);
+  bool interrupted = text && host_is_interrupt(text);
+  bool lost = interrupted && S && S->context->comm && comm_failed(S->context->comm);
+  fflush(stdout);
+  if (lost) fprintf(stderr, "moonflow: %s, while this rank was at %s\n", err_text(), text);
+  else if (text) fprintf(stderr, "moonflow: %s\n", text);
+  fflush(stderr);
+  interrupted = interrupted && !lost;
   if (S && text) bind_fail_job(S->context, text); /* other ranks wait for this one no longer */
   lua_pop(L, 1);
   return interrupted ? PROGRAM_INTERRUPTED : PROGRAM_FAILED;
@@ -255,6 +258,7 @@ static int ask_line(lua_State *L) {
     else lua_pushnil(L);
     mem_free(text);
     if (kind != ANSWER_RENEW) return 1;
+    host_drop_interrupt(L);
     if (c && comm_renew(c)) return luaL_error(L, "%s", err_text());
     lua_settop(L, 1);
   }

@@ -126,6 +126,7 @@ int comm_renew(Comm *c) {
     g->notes[0] = 0;
   }
   segment_revive(s);
+  atomic_store(&c->told, false);
   return 0;
 }
 
@@ -167,13 +168,28 @@ CommStats comm_stats(const Comm *c) {
 /* -- Failure ----------------------------------------------------------------------------------- */
 
 void comm_fail(Comm *c, const char *why) {
+  atomic_store(&c->told, true); /* who calls this knows */
   segment_fail(c->segment, why);
   if (c->api->fail) c->api->fail(c, why);
 }
 
+static void take_back_interrupt(Comm *c) {
+  if (atomic_exchange(&c->interrupting, false)) atomic_store(c->interrupt, false);
+}
+
+void comm_interrupt(Comm *c) {
+  if (!c->interrupt || atomic_load(&c->told)) return;
+  atomic_store(c->interrupt, true);
+  atomic_store(&c->interrupting, true);
+  if (atomic_load(&c->told)) take_back_interrupt(c);
+}
+
 int comm_failed(Comm *c) {
   const char *text = segment_failure(c->segment);
-  return text ? err_set(MF_ECOMM, "%s", text) : 0;
+  if (!text) return 0;
+  atomic_store(&c->told, true);
+  take_back_interrupt(c);
+  return err_set(MF_ECOMM, "%s", text);
 }
 
 /* -- Groups ------------------------------------------------------------------------------------ */

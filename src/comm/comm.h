@@ -118,7 +118,8 @@ int comm_reduce_parse(const char *name); /* or -1 */
 void comm_fail(Comm *c, const char *why);
 /* The same, of the rank to which g belongs: "rank 1 on host h WHAT". */
 void comm_group_fail(CommGroup *g, const char *what);
-/* The failure's code with its text as the error, or 0. */
+/* The failure's code with its text as the error, or 0. A rank of zmq that does not call learns of a
+ * failure by CommOptions.interrupt, and asks here. */
 int comm_failed(Comm *c);
 /* After a failure that the job survives, as one at a prompt: all ranks, which share a host, call it
  * while none is in a call, and none calls anything until all have. What was under way is dropped;

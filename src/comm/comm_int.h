@@ -80,6 +80,8 @@ struct Comm {
   int timeout_ms;
   bool check;
   atomic_bool *interrupt;
+  atomic_bool told;         /* of the failure, an error of a call */
+  atomic_bool interrupting; /* it was this member that set the interrupt */
   Segment *segment;
   Peer *peers; /* by rank */
   pthread_mutex_t lock;
@@ -93,6 +95,8 @@ struct Comm {
 Comm *comm_create(const CommApi *api, int rank, int size, const CommOptions *o);
 void comm_destroy(Comm *c);
 Edge *comm_edge(Peer *p, uint64_t edge);
+/* The rank may be computing, and hears of the failure by an interrupt. */
+void comm_interrupt(Comm *c);
 void comm_hash(uint64_t *hash, const void *bytes, size_t n);
 int64_t comm_milliseconds(void);
 

@@ -593,7 +593,10 @@ static int look_around(Exchange *x, int64_t idle) {
   int peer;
   char what[160];
   bool moved = false, done;
-  if (c->interrupt && atomic_exchange(c->interrupt, false)) {
+  if (c->interrupt && atomic_load(c->interrupt)) {
+    int code = comm_failed(c); /* which may be why */
+    if (code) return code;
+    atomic_store(c->interrupt, false);
     fail_waiting(x, "interrupted");
     return err_set(MF_EINTR, "%s: interrupted", x->name);
   }

@@ -327,6 +327,7 @@ static void tell_failure(Net *n) {
   bool told = n->told;
   n->told = text != NULL;
   if (!text || told) return;
+  comm_interrupt(n->c);
   for (int i = 0; i < n->c->size; i++)
     if (n->c->peers[i].seat < 0 && n->dealers[i]) net_send(n, i, WIRE_FAIL, text, strlen(text));
 }
@@ -369,6 +370,19 @@ static bool may_end(Net *n, int64_t closing_since, int64_t now) {
   for (int i = 1; i < c->size; i++)
     if (!has_left(n, i)) return false;
   return true;
+}
+
+/* All were there, so that the rest of the meeting takes no time. */
+static void check_meeting(Net *n, int64_t now) {
+  if (!n->all_there) n->all_there = now;
+  if (now - n->all_there < n->silence_ms) return;
+  int absent = 0;
+  while (n->c->rank == 0 && absent < n->c->size - 1 && n->ready[absent]) absent++;
+  meet_fail(n,
+            "rank %d on host %s has given no sign of life for %.3g s; rank %d on host %s waited "
+            "for it to join",
+            absent, n->seats[absent].host, n->silence_ms / 1e3, n->c->rank,
+            n->seats[n->c->rank].host);
 }
 
 /* -- The loop ---------------------------------------------------------------------------------- */
@@ -428,6 +442,7 @@ void *net_main(void *arg) {
       tell_failure(n);
     }
     last = now;
+    if (!n->go && n->rules.job) check_meeting(n, now);
     if (!closing) continue;
     if (!closing_since) closing_since = now;
     if (n->go && !may_end(n, closing_since, now)) continue;

@@ -55,7 +55,8 @@ typedef struct Net {
   int64_t *seen; /* when each was heard last */
   int *pidfds;   /* of ranks on this host; -1 */
   int n_present, n_ready, own_fd;
-  bool go, told; /* the failure was passed on */
+  bool go, told;     /* the failure was passed on */
+  int64_t all_there; /* since when the job has its number; 0: not yet */
   char host_id[96];
 } Net;
 

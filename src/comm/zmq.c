@@ -149,21 +149,22 @@ static Net *net_create(const CommJoin *j, const CommOptions *o) {
   return NULL;
 }
 
-static int explain_absence(Net *n, double seconds) {
+static int explain_absence(Net *n, double seconds, bool interrupted) {
+  const char *end = interrupted ? "; interrupted" : "";
   if (n->c->rank)
-    return err_set(MF_ECOMM, "comm: rank %d waited %.3g s for rank 0 at %s and all others",
-                   n->c->rank, seconds, n->join->master);
+    return err_set(MF_ECOMM, "comm: rank %d waited %.3g s for rank 0 at %s and all others%s",
+                   n->c->rank, seconds, n->join->master, end);
   char list[200] = "";
   size_t at = 0;
   for (int i = 1; i < n->c->size && at + 16 < sizeof list; i++)
     if (!n->ready[i]) at += (size_t)snprintf(list + at, sizeof list - at, at ? ", %d" : "%d", i);
-  return err_set(MF_ECOMM, "comm: rank 0 waited %.3g s at %s; not there: rank %s of %d", seconds,
-                 n->join->master, list, n->c->size);
+  return err_set(MF_ECOMM, "comm: rank 0 waited %.3g s at %s; not there: rank %s of %d%s", seconds,
+                 n->join->master, list, n->c->size, end);
 }
 
 static int wait_for_all(Net *n) {
   double seconds = n->join->join_timeout > 0 ? n->join->join_timeout : 120;
-  int64_t until = comm_milliseconds() + (int64_t)(seconds * 1000);
+  int64_t begin = comm_milliseconds(), until = begin + (int64_t)(seconds * 1000);
   atomic_bool *interrupt = n->c->interrupt;
   bool interrupted = false;
   pthread_mutex_lock(&n->lock);
@@ -179,8 +180,8 @@ static int wait_for_all(Net *n) {
   pthread_mutex_unlock(&n->lock);
   if (joined) return 0;
   end_thread(n);
-  if (interrupted) return err_set(MF_EINTR, "comm: interrupted while joining");
-  return n->error[0] ? err_set(MF_ECOMM, "comm: %s", n->error) : explain_absence(n, seconds);
+  if (n->error[0]) return err_set(MF_ECOMM, "comm: %s", n->error);
+  return explain_absence(n, (double)(comm_milliseconds() - begin) / 1000, interrupted);
 }
 
 int comm_zmq(const CommJoin *j, const CommOptions *o, Comm **out) {

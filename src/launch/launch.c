@@ -33,7 +33,7 @@
 #include "err.h"
 #include "mem.h"
 
-enum { GRACE_MS = 5000, TERM_MS = 3000 };
+enum { GRACE_MS = 5000, TERM_MS = 3000, STOPPED_MS = 7000 };
 
 int64_t launch_now(void) {
   struct timespec t;
@@ -243,12 +243,16 @@ static int status_of(const Child *c) {
 }
 
 static void report(const Launcher *l, const Child *c) {
-  if (WIFSIGNALED(c->status))
-    launch_say("rank %d was killed by signal %d (%s)%s", c->rank, WTERMSIG(c->status),
-               strsignal(WTERMSIG(c->status)), l->running ? "; the others end" : "");
+  const char *others = l->running ? "; the others end" : "";
+  if (c->stopped)
+    launch_say("rank %d on host %s has been stopped for %.3g s%s", c->rank, l->here,
+               (double)(launch_now() - c->stopped) / 1000, others);
+  else if (WIFSIGNALED(c->status))
+    launch_say("rank %d on host %s was killed by signal %d (%s)%s", c->rank, l->here,
+               WTERMSIG(c->status), strsignal(WTERMSIG(c->status)), others);
   else
-    launch_say("rank %d ended with exit status %d%s", c->rank, WEXITSTATUS(c->status),
-               l->running ? "; the others end" : "");
+    launch_say("rank %d on host %s ended with exit status %d%s", c->rank, l->here,
+               WEXITSTATUS(c->status), others);
 }
 
 /* Whether c is the one to blame: the first that failed; or one that failed in its own way where the
@@ -258,20 +262,43 @@ static bool is_cause(const Launcher *l, const Child *c) {
   return !l->first || (status_of(l->first) == 1 && status_of(c) != 1 && !l->hurried && !l->stop);
 }
 
+static void note_change(Launcher *l, Child *c, int status) {
+  if (WIFSTOPPED(status) || WIFCONTINUED(status)) {
+    c->stopped = WIFSTOPPED(status) ? launch_now() : 0;
+    return;
+  }
+  c->pid = 0;
+  c->status = status;
+  c->stopped = 0;
+  l->running--;
+  if (!is_cause(l, c)) return;
+  l->first = c;
+  begin_end(l);
+  if (!l->stop) report(l, c);
+}
+
 static void collect(Launcher *l) {
   int status;
-  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-    for (int i = 0; i < l->job->ranks; i++) {
-      Child *c = &l->children[i];
-      if (c->pid != pid) continue;
-      c->pid = 0;
-      c->status = status;
-      l->running--;
-      if (!is_cause(l, c)) continue;
-      l->first = c;
-      begin_end(l);
-      if (!l->stop) report(l, c);
-    }
+  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;)
+    for (int i = 0; i < l->job->ranks; i++)
+      if (l->children[i].pid == pid) note_change(l, &l->children[i], status);
+}
+
+/* A rank that was stopped will not end with the others, nor they when they do not talk to it. The
+ * next time to look, in ms, or -1. */
+static int watch_stopped(Launcher *l) {
+  int next = -1;
+  for (int i = 0; i < l->job->ranks && !l->ending; i++) {
+    Child *c = &l->children[i];
+    if (!c->stopped) continue;
+    int64_t rest = c->stopped + l->patience - launch_now();
+    if (rest > 0 && (next < 0 || rest < next)) next = (int)rest;
+    if (rest > 0) continue;
+    l->first = c;
+    report(l, c);
+    l->ending = launch_now() - GRACE_MS; /* the others have had their time */
+  }
+  return next;
 }
 
 /* The user's signals: the first goes to all ranks, the second ends them at once. */
@@ -288,7 +315,8 @@ static void take_signals(Launcher *l) {
 
 /* Milliseconds to the next thing to do, -1: none. */
 static int hurry(Launcher *l) {
-  if (!l->ending) return -1;
+  int look = watch_stopped(l);
+  if (!l->ending) return look;
   int64_t at = l->ending + GRACE_MS + l->hurried * TERM_MS, rest = at - launch_now();
   if (rest > 0) return (int)rest;
   if (l->hurried < 2) launch_signal(l, l->hurried ? SIGKILL : SIGTERM);
@@ -393,7 +421,8 @@ static int attempt(Launcher *l, int restart) {
   if (!ok) launch_signal(l, SIGKILL);
   if (watch(l)) ok = false;
   if (l->stop) return 128 + l->stop;
-  return l->first ? status_of(l->first) : ok ? 0 : 1;
+  if (l->first) return status_of(l->first) ? status_of(l->first) : 1;
+  return ok ? 0 : 1;
 }
 
 /* All of stdin, in memory from which each rank reads it by itself. */
@@ -419,6 +448,9 @@ static bool open_terminal(Launcher *l) {
 
 static bool prepare(Launcher *l) {
   const LaunchJob *j = l->job;
+  const char *silence = getenv("MOONFLOW_COMM_SILENCE"); /* more than its default, for debuggers */
+  l->patience = STOPPED_MS + (silence && atof(silence) > 5 ? (int)(atof(silence) - 5) * 1000 : 0);
+  gethostname(l->here, sizeof l->here - 1);
   if (j->prompts && !open_terminal(l)) return false;
   if (j->input && !read_input(l)) return false;
   if (sched_getaffinity(0, sizeof l->cpus, &l->cpus)) CPU_ZERO(&l->cpus);

@@ -24,6 +24,7 @@ typedef struct Child {
   int rank, status;
   Output out[2];
   int channel;       /* to its prompt; -1: none, or closed */
+  int64_t stopped;   /* since when, in ms; 0: it runs */
   bool asks, failed; /* for a line; what it said of its communication then */
 } Child;
 
@@ -44,7 +45,8 @@ typedef struct Launcher {
   int input; /* what ranks read as stdin, or -1: nothing */
   sigset_t old_mask;
   cpu_set_t cpus;
-  char key[COMM_KEY_BYTES], host[256], port[8];
+  char key[COMM_KEY_BYTES], host[256], port[8], here[64];
+  int patience;       /* ms that a rank may be stopped */
   Child *first;       /* that failed */
   int stop;           /* the signal that ends the job; 0: none */
   int64_t ending;     /* since when, in ms; 0: not */
