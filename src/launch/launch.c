@@ -33,7 +33,9 @@
 #include "err.h"
 #include "mem.h"
 
-enum { GRACE_MS = 5000, TERM_MS = 3000, STOPPED_MS = 7000 };
+/* After a failure, of which ranks know after 5.5 s at most, all have ended within 10 s; a user who
+ * wants an end can want it again. */
+enum { STOPPED_MS = 7000, GRACE_MS = 2000, TERM_MS = 2000, USER_GRACE_MS = 5000 };
 
 int64_t launch_now(void) {
   struct timespec t;
@@ -317,7 +319,8 @@ static void take_signals(Launcher *l) {
 static int hurry(Launcher *l) {
   int look = watch_stopped(l);
   if (!l->ending) return look;
-  int64_t at = l->ending + GRACE_MS + l->hurried * TERM_MS, rest = at - launch_now();
+  int64_t at = l->ending + (l->stop ? USER_GRACE_MS : GRACE_MS) + l->hurried * TERM_MS,
+          rest = at - launch_now();
   if (rest > 0) return (int)rest;
   if (l->hurried < 2) launch_signal(l, l->hurried ? SIGKILL : SIGTERM);
   l->hurried++;
