@@ -143,8 +143,14 @@ end
 
 -- -- The module -----------------------------------------------------------------------------------
 
-local DDP = nn.Module:extend 'DistributedDataParallel'
-parallel.DistributedDataParallel = DDP
+-- A module whose gradients are averaged over the ranks. Options: process_group, a table of ranks (all);
+-- bucket_cap_mb (25), how much travels as one; find_unused_parameters, for modules of which a call may leave
+-- some parameters without a gradient; broadcast_buffers (true): before a call in training, buffers become those
+-- of the first rank; gradient_as_bucket_view, which changes nothing: gradients are averaged where they lie;
+-- init_sync (true): parameters and buffers begin as those of the first rank. Results of a call are tensors or
+-- tables of them, and one backward of them follows each call. Fields that it has not are the module's.
+parallel.DistributedDataParallel = nn.Module:extend 'DistributedDataParallel'
+local DDP = parallel.DistributedDataParallel
 
 -- What is no field of it is looked for in the module.
 local own_field = DDP._meta.__index
@@ -206,13 +212,7 @@ local function arrange(self, order)
   s.reducer:arrange(in_order_of_end(cut(s.leaves, order, s.cap), order))
 end
 
--- module with its gradients averaged over the ranks. Options: process_group, a table of ranks (all);
--- bucket_cap_mb (25), how much travels as one; find_unused_parameters, for modules of which a call may leave
--- some parameters without a gradient; broadcast_buffers (true): before a call in training, buffers become those
--- of the first rank; gradient_as_bucket_view, which changes nothing: gradients are averaged where they lie;
--- init_sync (true): parameters and buffers begin as those of the first rank. Results of a call are tensors or
--- tables of them, and one backward of them follows each call. Fields that it has not are the module's.
-function DDP:init(module, o)
+function parallel.DistributedDataParallel:init(module, o)
   if not nn.is_module(module) then
     fail('DistributedDataParallel: the first argument must be a module, is %s', options.describe(module))
   end
@@ -272,7 +272,7 @@ local function after(self, ...)
 end
 
 -- The module's own forward.
-function DDP:forward(...)
+function parallel.DistributedDataParallel:forward(...)
   local s = self._state
   if mf._tracing() then
     fail('DistributedDataParallel: it is for eager calls and cannot be part of a compiled step')
@@ -287,7 +287,7 @@ end
 
 -- f's results. Backward passes of calls inside of f leave each rank's gradients as they are, so that several
 -- batches add up; the next pass outside averages the sums.
-function DDP:no_sync(f, ...)
+function parallel.DistributedDataParallel:no_sync(f, ...)
   if not options.is_callable(f) then fail('no_sync: f must be a function, is %s', options.describe(f)) end
   local s = self._state
   local was = s.sync
