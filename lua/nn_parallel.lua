@@ -181,6 +181,11 @@ local function entries_of(module)
   for name, p in module:named_parameters() do
     entries[#entries + 1] = { name = name, tensor = p, kind = 'parameter', sparse = sparse[p] }
   end
+  for _, e in ipairs(entries) do
+    if e.tensor.is_global then
+      fail('DistributedDataParallel: %s is a global tensor, whose gradient needs no averaging', e.name)
+    end
+  end
   for name, b in module:named_buffers() do entries[#entries + 1] = { name = name, tensor = b, kind = 'buffer' } end
   return entries
 end
