@@ -124,9 +124,19 @@ function Checkpoint.backward(ctx, ...)
   return unpack(result, 1, n + #run.parameters)
 end
 
+local function wants_gradient(args, n)
+  for i = 1, n do
+    if mf.is_tensor(args[i]) and args[i].requires_grad then return true end
+  end
+  return false
+end
+
 local function eager(module, f, ...)
   local run = { f = f, n = select('#', ...), args = { ... }, state = mf.get_rng_state(), is_module = module ~= nil }
   run.parameters, run.buffers = parameters_of(module)
+  if not module and not wants_gradient(run.args, run.n) then -- what f captures may
+    run.parameters[1] = mf.zeros(0):requires_grad_(true)
+  end
   local inputs, n = {}, run.n
   for i = 1, n do inputs[i] = run.args[i] end
   for k, p in ipairs(run.parameters) do inputs[n + k] = p end

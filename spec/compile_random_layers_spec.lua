@@ -57,7 +57,7 @@ local function attention(pick)
 end
 
 local function convolution(pick)
-  local conv, norm = nn.Conv2d(D, D, { 3, 1 }, { padding = { 1, 0 } }), nn.BatchNorm2d(D)
+  local conv, norm = nn.Conv2d(D, D, { 3, 1 }, { padding = { 1, 0 }, bias = false }), nn.BatchNorm2d(D)
   local residual = pick { true, false }
   return 'conv, BatchNorm, relu' .. (residual and ' with a residual' or ''), { conv, norm }, function(x)
     local image = x:transpose(1, 2):unsqueeze(-1)
@@ -86,9 +86,7 @@ local function layer(below, pick)
   local how = below(5)
   if how == 0 then return text, modules, f end
   if how == 1 then
-    return text .. ', checkpointed', modules, function(x) -- eagerly a function's captures need such an x
-      return x.requires_grad and mf.utils.checkpoint(f, x) or f(x)
-    end
+    return text .. ', checkpointed', modules, function(x) return mf.utils.checkpoint(f, x) end
   end
   local name, norm = normalisation(pick)
   modules[#modules + 1] = norm

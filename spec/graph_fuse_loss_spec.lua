@@ -46,7 +46,8 @@ describe('linear_cross_entropy', function()
     local ok, why = pcall(mf._linear_cross_entropy, mf.tensor(1), mf.ones(2, 3), mf.ones(4, 3), nil,
       mf.tensor({ 1, 4 }, { dtype = mf.int64 }))
     assert.is_false(ok)
-    assert.truthy(why:find('target 4 at (1,) is out of range; legal are 0 to 3, or ignore_index -100', 1, true), tostring(why))
+    assert.truthy(why:find('target 4 at (1,) is out of range; legal are 0 to 3, or ignore_index -100', 1, true),
+      tostring(why))
   end)
 end)
 

@@ -219,6 +219,13 @@ describe('checkpoints', function()
       local want, got = gradients(inner), gradients(function(v) return mf.utils.checkpoint(inner, v) end)
       for k, g in ipairs(want) do assert(mf.equal(g, got[k]), tostring(k)) end
     end
+    x:requires_grad_(false) -- what the function captures has gradients all the same
+    for _, inner in ipairs { f, block } do
+      local want, got = gradients(inner), gradients(function(v) return mf.utils.checkpoint(inner, v) end)
+      assert.is_nil(got[1])
+      for k = 2, 3 do assert(mf.equal(want[k], got[k]), tostring(k)) end
+    end
+    mf.utils.checkpoint(function(v) return v * 2 end, x):sum():backward() -- with nothing that has one
     local Train = nn.Graph:extend 'Train'
     function Train:init(model)
       self.model = model
