@@ -610,10 +610,10 @@ OP(sum_to, .signature = "sum_to(Tensor x, int[] size) -> Tensor", .flags = OP_HI
 static int spread_infer(Infer *I) {
   struct spread_args *a = I->args;
   const Meta *x = I->in[0];
-  int ndim = (int)a->size.n, rc = infer_dims(I, "dim", &a->dim, ndim, false);
-  uint32_t mask = dims_mask(&a->dim);
-  if (!rc) rc = shape_check(I->op->name, ndim, a->size.v, (DType)x->dtype);
+  int ndim = (int)a->size.n, rc = shape_check(I->op->name, ndim, a->size.v, (DType)x->dtype);
+  if (!rc) rc = infer_dims(I, "dim", &a->dim, ndim, false);
   if (rc) return rc;
+  uint32_t mask = dims_mask(&a->dim);
   int64_t shape[MF_MAX_DIMS];
   int n = 0;
   for (int d = 0; d < ndim; d++) {
