@@ -102,6 +102,10 @@ describe('the program', function()
     expect([[$M -e 'require "moonflow"; os.exit(3, true)']], '', 3)
   end)
 
+  it('may end while it is profiled, with nothing lost', function()
+    expect([[$M -e 'mf.profile(function() mf.ones(2):add(1) os.exit(3, true) end)']], '', 3)
+  end)
+
   it('starts within 15 ms', function()
     if shell.program:find '/address' or shell.program:find '/thread' or shell.program:find '/undefined' then
       return pending 'not with a sanitizer'

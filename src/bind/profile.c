@@ -4,16 +4,28 @@
 #include "state.h"
 #include "watch.h"
 
+static const char watch_key;
+
+static void *watch_create(void) {
+  Watch *w = mem_zalloc(sizeof *w);
+  if (w) pthread_mutex_init(&w->lock, NULL);
+  return w;
+}
+
+/* With its context; a profile may run still. */
+static void watch_destroy(void *ud) {
+  Watch *w = ud;
+  profile_destroy(atomic_load(&w->profile));
+  pthread_mutex_destroy(&w->lock);
+  mem_free(w);
+}
+
 static Watch *watch_get(State *S, lua_State *L) {
   Context *c = S->context;
-  if (!c->watch_kept) {
-    Watch *w = mem_zalloc(sizeof *w);
-    if (!w) luaL_error(L, "out of memory");
-    pthread_mutex_init(&w->lock, NULL);
-    c->watch_kept = w;
-  }
-  atomic_store(&c->watch, c->watch_kept);
-  return c->watch_kept;
+  Watch *w = device_attach(c->devices[DEVICE_CPU], &watch_key, watch_create, watch_destroy);
+  if (!w) luaL_error(L, "out of memory");
+  atomic_store(&c->watch, w);
+  return w;
 }
 
 /* Ends watching when nothing is watched any more. */

@@ -57,7 +57,8 @@ static int read_address(const char *master, Address *a) {
     return err_set(MF_EINVAL, "comm: the master must be HOST:PORT, is '%.100s'", master);
   snprintf(host, sizeof host, "%.*s", (int)(colon - master), master);
   struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM}, *found = NULL;
-  int why = getaddrinfo(host, NULL, &hints, &found);
+  /* RFC 6761, 6.3: localhost is loopback, also where no file of hosts says so */
+  int why = getaddrinfo(strcmp(host, "localhost") ? host : "127.0.0.1", NULL, &hints, &found);
   if (why)
     return err_set(MF_EIO, "comm: the master's host '%.100s' is not known: %s", host,
                    gai_strerror(why));

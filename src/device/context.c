@@ -27,6 +27,5 @@ void context_release(Context *c) {
     if (c->devices[t]) c->devices[t]->api->destroy(c->devices[t]);
   pthread_mutex_destroy(&c->opening);
   mem_free(c->kernels);
-  mem_free(c->watch_kept);
   mem_free(c);
 }

@@ -19,7 +19,6 @@ struct Context {
   atomic_bool interrupted; /* set from a signal handler; tested by the dispatcher, cleared by who
                               reports it */
   _Atomic(Watch *) watch;  /* NULL: launches are not watched */
-  Watch *watch_kept;       /* the memory of that; NULL: it never was */
   int isa;                 /* which of the op tables suits this CPU; see op.h */
   /* By slot, which is a DeviceType of tensor/meta.h, the last of them followed by the further
    * devices of its kind; NULL where there is none. Those of a plugin come when it is opened. */
