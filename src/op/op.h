@@ -120,8 +120,7 @@ static inline char *scratch_take(char *base, size_t *used, size_t bytes) {
   return base ? base + at : NULL;
 }
 
-/* The choices "mean|sum|none" of losses. */
-enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE };
+enum { REDUCE_MEAN, REDUCE_SUM, REDUCE_NONE }; /* the choices "mean|sum|none" of losses */
 
 typedef enum OpFlag {
   OP_VIEW = 1, /* output shares the storage of input 0; infer sets strides and offset; no kernel */
