@@ -4,16 +4,9 @@ local mf = require 'moonflow.core'
 local nn = require 'moonflow.nn_module'
 local init = require 'moonflow.nn_init'
 local options = require 'moonflow.options'
-local arguments, count, fail, none = options.arguments, options.count, options.fail, options.none
+local arguments, count, sizes = options.arguments, options.count, options.counts
+local fail, none = options.fail, options.none
 local Module, Parameter = nn.Module, nn.Parameter
-
--- One number, or n of them, as n numbers of at least `least`.
-local function sizes(where, name, v, n, least)
-  local list = {}
-  for d = 1, n do list[d] = count(where, name, type(v) == 'table' and v[d] or v, least) end
-  if type(v) == 'table' and #v ~= n then fail('%s: %s must have %d numbers, has %d', where, name, n, #v) end
-  return list
-end
 
 -- As Python prints it.
 local function show(v)

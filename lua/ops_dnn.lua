@@ -39,15 +39,7 @@ Tensor.outer = mf.outer
 
 -- -- Convolutions ---------------------------------------------------------------------------------
 
--- One number, or a table of n, as n numbers of at least `least`.
-local function numbers(op, name, v, n, least)
-  local list = {}
-  for d = 1, n do
-    list[d] = options.count(op, name, type(v) == 'table' and v[d] or v, least)
-  end
-  if type(v) == 'table' and #v ~= n then fail('%s: %s must have %d numbers, has %d', op, name, n, #v) end
-  return list
-end
+local numbers = options.counts
 
 local function want_dims(op, name, x, low, high)
   want_tensor(op, name, x)

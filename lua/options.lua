@@ -120,6 +120,14 @@ function options.count(where, name, value, least)
   return fail('%s: %s must be a whole number of at least %d, is %s', where, name, least, what)
 end
 
+-- One number, or a table of n, as n whole numbers of at least `least`.
+function options.counts(where, name, value, n, least)
+  local list, is_table = {}, type(value) == 'table'
+  if is_table and #value ~= n then fail('%s: %s must have %d numbers, has %d', where, name, n, #value) end
+  for d = 1, n do list[d] = options.count(where, name, is_table and value[d] or value, least) end
+  return list
+end
+
 -- Whether a value can be called.
 function options.is_callable(f)
   return type(f) == 'function' or type(f) == 'table' and (getmetatable(f) or {}).__call ~= nil

@@ -134,7 +134,7 @@ end
 local function eager(module, f, ...)
   local run = { f = f, n = select('#', ...), args = { ... }, state = mf.get_rng_state(), is_module = module ~= nil }
   run.parameters, run.buffers = parameters_of(module)
-  if not module and not wants_gradient(run.args, run.n) then -- what f captures may
+  if not module and not wants_gradient(run.args, run.n) then -- but what f captures may: that the results say so
     run.parameters[1] = mf.zeros(0):requires_grad_(true)
   end
   local inputs, n = {}, run.n

@@ -133,16 +133,18 @@ describe('language', function()
         $MOONFLOW examples/$NAME.lua --data $FOLDER/text $OPTIONS --save $FOLDER/part.safetensors \
           > $FOLDER/output 2>&1 &
         pid=$!
-        for i in $(seq 600); do grep -q '^step ' $FOLDER/output && break; sleep 0.05; done
+        for i in $(seq 2400); do grep -q '^step ' $FOLDER/output && break; sleep 0.05; done
         kill -INT $pid
         wait $pid
         echo "exit $?" >> $FOLDER/output]])
       sh(("MOONFLOW=%s NAME=%s FOLDER=%s OPTIONS='%s --steps %d' sh %s/interrupt.sh"):format(MOONFLOW, name, folder,
         own[name], steps[name], folder))
       output = contents 'output'
-      if output:find 'exit 130' then
-        local part = folder .. '/part.safetensors'
-        assert.truthy(output:find('--resume ' .. part, 1, true), output)
+      local part = folder .. '/part.safetensors'
+      local stopped = output:find('--resume ' .. part, 1, true)
+      assert(stopped or #validation(output) == 3, output) -- it may have come to its end before, or to samples
+      if stopped then
+        assert.truthy(output:find 'exit 130', output)
         output, code = train(name, ('--resume %s --save %s'):format(part, part))
         assert.equal(0, code, output)
       end

@@ -30,14 +30,9 @@
 #include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"
+#include "readers.h"
 
-enum { STEPS = 4, READERS = 4, HOPS = 6 };
-
-/* Of a value: its readers, as far as a pattern has so many. */
-typedef struct Readers {
-  int n;
-  GraphNode *at[READERS];
-} Readers;
+enum { STEPS = 4, HOPS = 6 };
 
 typedef struct Match {
   Graph *g;
@@ -57,25 +52,6 @@ typedef struct Match {
 } Match;
 
 /* -- What is asked ----------------------------------------------------------------------------- */
-
-static void note(const GraphValue *v, GraphNode *n) {
-  Readers *r = v->mark;
-  if (r->n < READERS) r->at[r->n] = n;
-  r->n++;
-}
-
-static void find_readers(Graph *g) {
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = arena_new(&g->arena, Readers);
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_in; k++)
-      if (n->in[k]) note(n->in[k], n);
-  for (size_t i = 0; i < g->results.n; i++) note(g->results.at[i], NULL);
-}
-
-static const Readers *readers(const GraphValue *v) {
-  return v->mark;
-}
 
 static bool is_plain(const GraphNode *n, int op) {
   return graph_is_op(n, op) && !n->n_patches && !n->n_written;
@@ -250,7 +226,7 @@ static bool find_scores(Match *m) {
 }
 
 static GraphNode *reader_of(const GraphValue *v, int op) {
-  const Readers *r = readers(v);
+  const Readers *r = readers_of(v);
   for (int i = 0; i < r->n && i < READERS; i++)
     if (r->at[i] && is_plain(r->at[i], op)) return r->at[i];
   return NULL;
@@ -297,7 +273,7 @@ static const GraphValue *dropped(const Match *m) {
 
 /* The product whose first factor is v turned, behind the view that turns it, which is taken. */
 static GraphNode *product_of_turned(Match *m, const GraphValue *v) {
-  const Readers *r = readers(v);
+  const Readers *r = readers_of(v);
   for (int i = 0; i < r->n && i < READERS; i++) {
     GraphNode *n = r->at[i];
     if (!n || n->n_out != 1 || !is_turned(&n->out[0], (GraphValue *)(uintptr_t)v)) continue;
@@ -362,13 +338,13 @@ static bool is_back_of(const GraphNode *n, const GraphNode *step, const GraphVal
 static bool find_inputs(Match *m) {
   const GraphValue *v = &m->back->out[0];
   for (int i = 0; i < m->n_steps; i++) {
-    GraphNode *step = m->steps[i], *n = readers(v)->at[0];
+    GraphNode *step = m->steps[i], *n = readers_of(v)->at[0];
     if (is_plain(step, OP_add)) continue;
-    if (readers(v)->n != 1 || !n || n->kind != GRAPH_OP || !is_back_of(n, step, v)) return false;
+    if (readers_of(v)->n != 1 || !n || n->kind != GRAPH_OP || !is_back_of(n, step, v)) return false;
     take(m, n);
     v = &n->out[0];
   }
-  const Readers *r = readers(v);
+  const Readers *r = readers_of(v);
   for (int i = 0; i < r->n && i < READERS; i++) {
     GraphNode *n = r->at[i];
     if (!n || !is_by_heads(n)) return false;
@@ -392,7 +368,7 @@ static bool is_closed(const Match *m) {
   for (int i = 0; i < m->n_inner; i++) {
     const GraphNode *n = m->inner[i];
     if (is_among(n, ends, 4)) continue;
-    const Readers *r = readers(&n->out[0]);
+    const Readers *r = readers_of(&n->out[0]);
     for (int k = 0; k < r->n; k++)
       if (k == READERS || !r->at[k] || !is_among(r->at[k], m->inner, m->n_inner)) return false;
   }
@@ -550,11 +526,9 @@ static void replace(Match *m) {
 
 void pass_fuse_attention(Graph *g, const PassSettings *settings) {
   LIST(Match *) found = {0};
-  bool any = false;
   (void)settings;
-  for (const GraphNode *n = g->first; n && !any; n = n->next) any = graph_is_op(n, OP_softmax);
-  if (!any) return;
-  find_readers(g);
+  if (!g->has[OP_softmax]) return;
+  readers_find(g);
   for (GraphNode *n = g->first; n; n = n->next) {
     Match m;
     if (!graph_is_op(n, OP_softmax) || !find(&m, g, n)) continue;

@@ -16,41 +16,17 @@
 #include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"
+#include "readers.h"
 
 enum { WORTH = 1 << 24 /* bytes of logits */, SHAPES = 4 /* reshapes in a row */ };
-
-/* Of a value: its readers, as far as the pattern has so many. */
-typedef struct Readers {
-  int n;
-  GraphNode *at[3];
-} Readers;
 
 /* The ops of one loss. */
 typedef struct Loss {
   GraphNode *linear, *loss, *back, *input, *weight, *bias;
 } Loss;
 
-static void add_reader(const GraphValue *v, GraphNode *n) {
-  Readers *r = v->mark;
-  if (r->n < 3) r->at[r->n] = n;
-  r->n++;
-}
-
-static void find_readers(Graph *g) {
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = arena_new(&g->arena, Readers);
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_in; k++)
-      if (n->in[k]) add_reader(n->in[k], n);
-  for (size_t i = 0; i < g->results.n; i++) add_reader(g->results.at[i], NULL);
-}
-
-static const Readers *readers(const GraphValue *v) {
-  return v->mark;
-}
-
 static bool only_read_by(const GraphValue *v, const GraphNode *n) {
-  return readers(v)->n == 1 && readers(v)->at[0] == n;
+  return readers_of(v)->n == 1 && readers_of(v)->at[0] == n;
 }
 
 static bool is_reshape(const GraphNode *n) {
@@ -59,7 +35,7 @@ static bool is_reshape(const GraphNode *n) {
 
 /* The linear layer whose results, as lines of classes, are the logits v of loss and back. */
 static GraphNode *layer_of(const GraphValue *v, const GraphNode *loss, const GraphNode *back) {
-  const Readers *r = readers(v);
+  const Readers *r = readers_of(v);
   bool ours =
       r->n == 2 && (r->at[0] == loss || r->at[1] == loss) && (r->at[0] == back || r->at[1] == back);
   if (!ours || v->ndim != 2) return NULL;
@@ -79,14 +55,14 @@ static bool is_sum_of_lines(const GraphNode *n) {
  * layer. */
 static bool find_products(Loss *l) {
   const GraphValue *v = &l->back->out[0], *w = l->linear->in[1], *x = l->linear->in[0];
-  for (int i = 0; i < SHAPES && readers(v)->n == 1 && readers(v)->at[0]; i++) {
-    if (!is_reshape(readers(v)->at[0])) break;
-    v = &readers(v)->at[0]->out[0];
+  for (int i = 0; i < SHAPES && readers_of(v)->n == 1 && readers_of(v)->at[0]; i++) {
+    if (!is_reshape(readers_of(v)->at[0])) break;
+    v = &readers_of(v)->at[0]->out[0];
   }
-  int n = readers(v)->n;
-  if (n > 3) return false;
+  int n = readers_of(v)->n;
+  if (n > READERS) return false;
   for (int i = 0; i < n; i++) {
-    GraphNode *r = readers(v)->at[i];
+    GraphNode *r = readers_of(v)->at[i];
     if (!r) return false;
     if (graph_is_op(r, OP_matmul) && r->in[0] == v && r->in[1] == w) l->input = r;
     else if (graph_is_op(r, OP_linear_weight) && r->in[0] == v && r->in[1] == x) l->weight = r;
@@ -112,16 +88,16 @@ static bool pays(const GraphNode *linear) {
 
 /* Whether nothing reads the loss before its gradient is made. */
 static bool is_read_late(const GraphNode *loss, const GraphNode *back) {
-  const Readers *r = readers(&loss->out[0]);
-  for (int i = 0; i < r->n && i < 3; i++)
+  const Readers *r = readers_of(&loss->out[0]);
+  for (int i = 0; i < r->n && i < READERS; i++)
     if (r->at[i] && r->at[i]->id < back->id) return false;
-  return r->n <= 3;
+  return r->n <= READERS;
 }
 
 static bool find_loss(Loss *l, GraphNode *n) {
   *l = (Loss){.loss = n};
   if (!graph_is_op(n, OP_cross_entropy) || n->n_patches || n->in[2]) return false;
-  const Readers *lse = readers(&n->out[1]);
+  const Readers *lse = readers_of(&n->out[1]);
   l->back = lse->n == 1 ? lse->at[0] : NULL;
   if (!l->back || !graph_is_op(l->back, OP_cross_entropy_backward)) return false;
   GraphValue *const *in = l->back->in;
@@ -160,12 +136,9 @@ static void fuse(Graph *g, const Loss *l) {
 void pass_fuse_loss(Graph *g, const PassSettings *settings) {
   LIST(Loss) losses = {0};
   Loss l;
-  bool any = false;
   (void)settings;
-  for (const GraphNode *n = g->first; n && !any; n = n->next)
-    any = graph_is_op(n, OP_cross_entropy);
-  if (!any) return;
-  find_readers(g);
+  if (!g->has[OP_cross_entropy]) return;
+  readers_find(g);
   for (GraphNode *n = g->first; n; n = n->next)
     if (find_loss(&l, n)) *list_add(&g->arena, &losses) = l;
   graph_clear_marks(g);
