@@ -340,8 +340,52 @@ end
 function mf.triu_indices(row, col, offset)
   return mf.ones({ row, col }, { dtype = mf.bool }):triu(offset or 0):nonzero():t():contiguous()
 end
--- Whether each element of x is among those of y.
-both('isin', function(x, y) return x:unsqueeze(-1):eq(y:reshape(-1)):any(-1) end)
+-- Counts the elements of the last dim of a, ascending, that stand before each v: those less than it
+-- or, with right, no greater. NaN is the greatest. A bisection: the count grows by falling powers of two.
+local function bisect(a, v, right)
+  local n, last = a:size(-1), v:ne(v)
+  local count, step = mf.zeros(v.shape, { dtype = mf.int64, device = v.device }), 1
+  while step * 2 <= n do step = step * 2 end
+  while step >= 1 and n > 0 do
+    local at = (count + (step - 1)):clamp(nil, n - 1)
+    local element = a:dim() == 1 and a[at] or a:gather(-1, at)
+    local before = (right and element:le(v) or not right and element:lt(v)):logical_or(last)
+    count = count + before:logical_and(count:le(n - step)) * step
+    step = math.floor(step / 2)
+  end
+  return count
+end
+
+-- Where v (..., m) would be inserted into a (..., n), ascending along its last dim, to keep the order:
+-- int64 of v's shape, the first such place or, with right = true, the last. a of one dim serves v of
+-- any shape; otherwise all dims but the last must agree.
+function mf.searchsorted(a, v, o)
+  o = options('searchsorted', o, { right = false })
+  check_tensor('searchsorted', 'a', a)
+  if type(v) == 'number' then v = mf.tensor(v, { dtype = a.dtype, device = a.device }) end
+  check_tensor('searchsorted', 'v', v)
+  local same = a:dim() == v:dim()
+  for d = 0, a:dim() - 2 do same = same and a:size(d) == v:size(d) end
+  if a:dim() == 0 or a:dim() > 1 and not same then
+    fail('searchsorted: the dims of a before the last must be those of v; a is %s, v is %s', a.shape, v.shape)
+  end
+  return bisect(a:detach(), v:detach(), o.right)
+end
+-- The index of the bucket of each element of x between boundaries (n), ascending: searchsorted's places.
+both('bucketize', function(x, boundaries, o)
+  o = options('bucketize', o, { right = false })
+  check_tensor('bucketize', 'boundaries', boundaries)
+  if boundaries:dim() ~= 1 then fail('bucketize: boundaries must have one dim, has %s', boundaries.shape) end
+  return bisect(boundaries:detach(), x:detach(), o.right)
+end)
+-- Whether each element of x is among those of y: all compared with all where y is short, else y is sorted.
+both('isin', function(x, y)
+  check_tensor('isin', 'y', y)
+  x, y = x:detach(), y:detach():reshape(-1)
+  if y:numel() <= 16 then return x:unsqueeze(-1):eq(y):any(-1) end
+  y = y:sort()
+  return y[bisect(y, x):clamp(nil, y:numel() - 1)]:eq(x)
+end)
 -- Distances (..., n, m) of the rows of x (..., n, d) and y (..., m, d) by the p-norm.
 both('cdist', function(x, y, p)
   if type(p) == 'table' then p = options('cdist', p, { p = 2 }).p end

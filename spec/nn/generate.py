@@ -325,6 +325,15 @@ case('mf.cdist(a, b, 1)', lambda a, b: torch.cdist(a, b, 1), m34, randn(2, 4))
 case('mf.pairwise_distance(a, b, {p = 1, keepdim = true})',
      lambda a, b: torch.nn.functional.pairwise_distance(a, b, 1, keepdim=True), m34, randn(3, 4))
 case('mf.softmin(a, 0)', lambda a: torch.nn.functional.softmin(a, 0), m34)
+steps = (torch.arange(60) * 37 % 23 - 5).view(3, 20)
+for right in False, True:
+    o = f'{{right = {str(right).lower()}}}'
+    case(f'mf.searchsorted(a, b, {o})', lambda a, b: torch.searchsorted(a, b, right=right), steps.sort()[0],
+         (torch.arange(15) * 5 % 31 - 6).view(3, 5))
+    case(f'mf.bucketize(a, b, {o})', lambda a, b: torch.bucketize(a, b, right=right), steps / 2,
+         torch.arange(-2.0, 7.0))
+case('mf.isin(a, b)', torch.isin, steps, torch.arange(3, 90, 3) * 2 % 17)
+case('mf.isin(a, b)', torch.isin, steps / 4, torch.cat((torch.full((9,), torch.nan), torch.arange(8) / 2)))
 
 save_file(tensors, os.path.join(here, 'more.safetensors'))
 with open(os.path.join(here, 'more.lua'), 'w') as f:

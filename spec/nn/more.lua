@@ -75,4 +75,10 @@ return {
   { '73', [==[mf.cdist(a, b, 1)]==], 2, 1 },
   { '74', [==[mf.pairwise_distance(a, b, {p = 1, keepdim = true})]==], 2, 1 },
   { '75', [==[mf.softmin(a, 0)]==], 1, 1 },
+  { '76', [==[mf.searchsorted(a, b, {right = false})]==], 2, 1 },
+  { '77', [==[mf.bucketize(a, b, {right = false})]==], 2, 1 },
+  { '78', [==[mf.searchsorted(a, b, {right = true})]==], 2, 1 },
+  { '79', [==[mf.bucketize(a, b, {right = true})]==], 2, 1 },
+  { '80', [==[mf.isin(a, b)]==], 2, 1 },
+  { '81', [==[mf.isin(a, b)]==], 2, 1 },
 }
