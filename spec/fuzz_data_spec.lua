@@ -23,7 +23,8 @@ local function callables(t)
   return list
 end
 
-local function in_use()
+local function in_use() -- without the traces, which hold what inlined closures name
+  jit.flush()
   for _ = 1, 4 do collectgarbage() end
   return mf.memory_stats().in_use
 end
