@@ -120,8 +120,8 @@ end
 
 -- The value t, whole where it is local, as t's counterpart `like` lies.
 function mf._as_laid_out(t, like)
-  if t.is_global or not like.is_global then return t end
-  return mf.distribute(t:detach(), like.placement, like.sbp)
+  if like.is_global then return mf.distribute(t:detach(), like.placement, like.sbp) end
+  return t.is_global and t:detach():to_global { sbp = mf._whole(t.placement) }:to_local() or t
 end
 
 return mf

@@ -7,6 +7,7 @@
 -- number that JSON lacks is {"#number": "inf"}.
 local mf = require 'moonflow.core'
 local options = require 'moonflow.options'
+local shards = require 'moonflow.shards'
 local fail, describe = options.fail, options.describe
 local M = {}
 
@@ -15,9 +16,7 @@ local DEPTH_MAX = 64 -- of the JSON reader
 
 -- -- Saving ---------------------------------------------------------------------------------------
 
-local function quote(text)
-  return '"' .. text:gsub('[%c"\\]', function(c) return ('\\u%04x'):format(c:byte()) end) .. '"'
-end
+local quote = shards.quote
 
 -- Whether the keys are 1 .. n, with n > 0.
 local function is_list(t)
@@ -124,18 +123,23 @@ end
 -- Writes a table of tensors, such as a state dict, to a .safetensors file; load gives it back. It
 -- may hold numbers, strings, booleans and further tables; tensors in those get dotted names.
 -- { metadata = { key = 'text' } } is kept beside them. The file appears whole or not at all. With global tensors
--- { global_dst_rank = 0 } is needed: all ranks of the job call save, and that one writes, the tensors whole.
+-- one of two options is needed, and all ranks of the job call save: { global_dst_rank = 0 }, and that rank writes
+-- the tensors whole; or { sharded = true }, and path is a folder, into which each rank writes the parts that it has.
 function M.save(value, path, o)
-  o = options('save', o, { metadata = options.table, global_dst_rank = options.number })
+  o = options('save', o, { metadata = options.table, global_dst_rank = options.number, sharded = false })
   check_path('save', path)
   if mf.is_tensor(value) or type(value) ~= 'table' then
     fail('save: a table of tensors by name is needed, this is a %s', mf.is_tensor(value) and 'tensor' or type(value))
   end
-  if not path:match '%.safetensors$' then
+  if o.sharded and (o.metadata or o.global_dst_rank) then
+    fail 'save: { sharded = true } goes with neither metadata nor global_dst_rank; put what is needed into the table'
+  end
+  if not o.sharded and not path:match '%.safetensors$' then
     fail('save: %s: the name must end in .safetensors', path)
   end
   local out = { names = {}, tensors = {}, seen = {} }
   local tree = encode(value, '', out, 0)
+  if o.sharded then return shards.save(path, out.needs_tree and tree or nil, out.names, out.tensors) end
   local metadata = o.metadata
   if metadata and metadata[TREE] ~= nil then fail("save: the metadata key '%s' is taken", TREE) end
   if out.needs_tree then
@@ -185,21 +189,34 @@ end
 local function nested(path, tree, tensors, names)
   local from = { tensors = tensors, place = {} }
   for i, name in ipairs(names) do from.place[tensors[name]] = i end
-  local ok, value = pcall(function() return decode(mf._json_read(tree), from) end)
+  local ok, value = pcall(function() return decode(type(tree) == 'string' and mf._json_read(tree) or tree, from) end)
   if not ok or type(value) ~= 'table' then
     fail("load: %s: the metadata '%s' is damaged: %s", path, TREE, tostring(value))
   end
   return value
 end
 
--- What save wrote, or the tensors of any .safetensors file by name, with the order of names in the
--- metatable. { prefix = 'model.' } takes only the names that begin so, and drops that part;
+-- Tensors by name, names in order, metadata.
+local function read(path, o)
+  if o.sbp ~= nil and not o.placement then fail "load: sbp goes with a placement" end
+  if o.placement and not mf._is_placement(o.placement) then
+    fail('load: placement must be a placement (mf.placement), is %s', describe(o.placement))
+  end
+  if shards.is_folder(path) then return shards.load(path, o) end
+  if o.placement then return shards.load_file(path, o) end
+  return mf._safetensors_load(path, o.device)
+end
+
+-- What save wrote, to a file or a folder, or the tensors of any .safetensors file by name, with the order of
+-- names in the metatable. { prefix = 'model.' } takes only the names that begin so, and drops that part;
 -- { nested = false } all by their dotted names. { metadata = true } gives the metadata as a second
--- result.
+-- result. { placement = p } gives global tensors, of which each rank reads its part alone: under 'S0' on each axis,
+-- or under { sbp = ... }, for all or a function of name and shape. load_state_dict brings them where they belong.
 function M.load(path, o)
-  o = options('load', o, { device = 'cpu', prefix = '', nested = true, metadata = false })
+  o = options('load', o, { device = 'cpu', prefix = '', nested = true, metadata = false, placement = options.none,
+    sbp = options.none })
   check_path('load', path)
-  local all, names, metadata = mf._safetensors_load(path, o.device)
+  local all, names, metadata = read(path, o)
   local tree = metadata[TREE]
   metadata[TREE] = nil
   local function results(value)

@@ -2,7 +2,10 @@
  *
  *   mf._safetensors_save(path, names, tensors, metadata)   lists of one length; strings, or nil
  *   mf._safetensors_load(path, device) -> tensors by name, names in the file's order, metadata
+ *   mf._safetensors_entries(path) -> a list of { name, dtype, shape }, metadata
+ *   mf._safetensors_rows(path, rows) -> tensors by name; rows[name]: { shape, dtype, from, count }
  *   mf._json_read(text) -> value                           objects and arrays as tables
+ *   mf._write_text(path, text), mf._make_folder(path)
  *   mf._idx_load(path) -> tensor
  *
  * Loaded tensors are copies, so that the file may change afterwards. An open file lives in a
@@ -171,16 +174,30 @@ static int load_entry(State *S, lua_State *L, const Safetensors *f, const Safete
   return code;
 }
 
-static int safetensors_load(lua_State *L) {
-  State *S = bind_state(L);
+/* Opens the file whose path is at index 1; pushes what closes it. NULL with the error set. */
+static Safetensors *open_file(lua_State *L) {
   const char *path = luaL_checkstring(L, 1);
-  int64_t device = DEVICE_CPU;
-  if (!lua_isnoneornil(L, 2) && bind_read_device(S, L, 2, "load", "device", &device))
-    return bind_raise(L);
   Safetensors *f = lua_newuserdata(L, sizeof *f);
   *f = (Safetensors){.fd = -1};
   close_when_collected(L, close_safetensors);
-  if (safetensors_open(f, path)) return bind_raise(L);
+  return safetensors_open(f, path) ? NULL : f;
+}
+
+static void push_metadata(lua_State *L, const Safetensors *f) {
+  lua_createtable(L, 0, (int)f->n_metadata);
+  for (size_t i = 0; i < f->n_metadata; i++) {
+    lua_pushstring(L, f->metadata[i].value);
+    lua_setfield(L, -2, f->metadata[i].key);
+  }
+}
+
+static int safetensors_load(lua_State *L) {
+  State *S = bind_state(L);
+  int64_t device = DEVICE_CPU;
+  if (!lua_isnoneornil(L, 2) && bind_read_device(S, L, 2, "load", "device", &device))
+    return bind_raise(L);
+  Safetensors *f = open_file(L);
+  if (!f) return bind_raise(L);
   lua_createtable(L, 0, (int)f->n);
   lua_createtable(L, (int)f->n, 0);
   for (size_t i = 0; i < f->n; i++) {
@@ -189,13 +206,121 @@ static int safetensors_load(lua_State *L) {
     lua_pushstring(L, f->entries[i].name);
     lua_rawseti(L, -2, (int)i + 1);
   }
-  lua_createtable(L, 0, (int)f->n_metadata);
-  for (size_t i = 0; i < f->n_metadata; i++) {
-    lua_pushstring(L, f->metadata[i].value);
-    lua_setfield(L, -2, f->metadata[i].key);
-  }
+  push_metadata(L, f);
   safetensors_close(f);
   return 3;
+}
+
+static int safetensors_entries(lua_State *L) {
+  State *S = bind_state(L);
+  Safetensors *f = open_file(L);
+  if (!f) return bind_raise(L);
+  lua_createtable(L, (int)f->n, 0);
+  for (size_t i = 0; i < f->n; i++) {
+    const SafetensorsEntry *e = &f->entries[i];
+    lua_createtable(L, 0, 3);
+    lua_pushstring(L, e->name);
+    lua_setfield(L, -2, "name");
+    lua_pushstring(L, dtype_name(e->dtype));
+    lua_setfield(L, -2, "dtype");
+    bind_push_shape(S, L, e->ndim, e->shape);
+    lua_setfield(L, -2, "shape");
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+  push_metadata(L, f);
+  safetensors_close(f);
+  return 2;
+}
+
+/* Whether the request at the top, { shape, dtype, from, count }, is one for this entry; its rows.
+ */
+static bool read_rows(lua_State *L, const SafetensorsEntry *e, int64_t rows[2]) {
+  for (int i = 1; i <= 4; i++) lua_rawgeti(L, -i, i);
+  bool same = lua_istable(L, -4) && lua_objlen(L, -4) == (size_t)e->ndim && lua_isstring(L, -3) &&
+              !strcmp(lua_tostring(L, -3), dtype_name(e->dtype));
+  for (int d = 0; d < e->ndim && same; d++) {
+    lua_rawgeti(L, -4, d + 1);
+    same = lua_tonumber(L, -1) == (lua_Number)e->shape[d];
+    lua_pop(L, 1);
+  }
+  rows[0] = (int64_t)lua_tonumber(L, -2);
+  rows[1] = (int64_t)lua_tonumber(L, -1);
+  lua_pop(L, 4);
+  int64_t n = e->ndim ? e->shape[0] : 1;
+  return same && rows[0] >= 0 && rows[1] >= 0 && rows[0] <= n && rows[1] <= n - rows[0];
+}
+
+/* Pushes rows of an entry as a tensor. */
+static int load_rows(State *S, lua_State *L, const Safetensors *f, const SafetensorsEntry *e,
+                     const int64_t rows[2]) {
+  int64_t shape[MF_MAX_DIMS], all = e->ndim ? e->shape[0] : 1;
+  int64_t row = all ? (e->end - e->begin) / all : 0;
+  memcpy(shape, e->shape, sizeof shape);
+  shape[0] = rows[1];
+  Tensor *t = tensor_create(S->E, e->dtype, e->ndim, shape, DEVICE_CPU);
+  if (!t) return MF_ENOMEM;
+  int code = safetensors_read_part(f, e, rows[0] * row, rows[1] * row, tensor_data(t));
+  if (code) tensor_release(t);
+  else bind_push(S, L, t);
+  return code;
+}
+
+static int safetensors_rows(lua_State *L) {
+  State *S = bind_state(L);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  Safetensors *f = open_file(L);
+  if (!f) return bind_raise(L);
+  int64_t rows[2];
+  lua_newtable(L);
+  for (size_t i = 0; i < f->n; i++) {
+    const SafetensorsEntry *e = &f->entries[i];
+    lua_getfield(L, 2, e->name);
+    bool wanted = lua_istable(L, -1), good = wanted && read_rows(L, e, rows);
+    lua_pop(L, 1);
+    if (!wanted) continue;
+    if (!good)
+      return bind_error(L, "load: %s: '%.80s' is not the tensor that the index tells of", f->path,
+                        e->name);
+    if (load_rows(S, L, f, e, rows)) return bind_raise(L);
+    lua_setfield(L, -2, e->name);
+  }
+  safetensors_close(f);
+  for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) {
+    lua_pushvalue(L, -2);
+    lua_rawget(L, -4);
+    if (lua_isnil(L, -1))
+      return bind_error(L, "load: %s: it has no tensor '%.80s'", lua_tostring(L, 1),
+                        lua_tostring(L, -3));
+    lua_pop(L, 1);
+  }
+  return 1;
+}
+
+/* -- Text and folders -------------------------------------------------------------------------- */
+
+static int path_failed(lua_State *L, int code, const char *path) {
+  err_prefix(code, path);
+  err_prefix(code, "save");
+  return bind_raise(L);
+}
+
+static int write_text(lua_State *L) {
+  size_t n;
+  const char *path = luaL_checkstring(L, 1), *text = luaL_checklstring(L, 2, &n);
+  DiskReplace r;
+  int code = disk_replace(&r, path);
+  if (!code) {
+    code = disk_write(&r, text, n, 0);
+    if (code) disk_abort(&r);
+    else code = disk_commit(&r);
+  }
+  return code ? path_failed(L, code, path) : 0;
+}
+
+static int make_folder(lua_State *L) {
+  const char *path = luaL_checkstring(L, 1);
+  int code = disk_make_folder(path);
+  return code ? path_failed(L, code, path) : 0;
 }
 
 static int close_json(lua_State *L) {
@@ -270,6 +395,10 @@ static int idx_load(lua_State *L) {
 void bind_open_file(State *S, lua_State *L) {
   bind_function(S, L, "_safetensors_save", safetensors_save);
   bind_function(S, L, "_safetensors_load", safetensors_load);
+  bind_function(S, L, "_safetensors_entries", safetensors_entries);
+  bind_function(S, L, "_safetensors_rows", safetensors_rows);
+  bind_function(S, L, "_write_text", write_text);
+  bind_function(S, L, "_make_folder", make_folder);
   bind_function(S, L, "_json_read", json_read);
   bind_function(S, L, "_idx_load", idx_load);
 }

@@ -4,6 +4,8 @@
  *   mf._to_global(x, placement, sbp, grad_sbp, check)
  *                                    x under another layout, or, of a local x, parts made one
  *   mf._is_placement(value)
+ *   mf._global_part(x, rank) -> start, size
+ *                                    lists: which part of a global x a rank has; nil if none
  *   x:to_local(), x.is_global, x.placement, x.sbp
  *
  * A placement is a userdata with the fields device, ranks and hierarchy. SBP are strings: 'S0',
@@ -274,6 +276,19 @@ static int to_local(lua_State *L) {
   return push_from(S, L, x, global_to_local(S->E, x));
 }
 
+static int global_part(lua_State *L) {
+  State *S = bind_state(L);
+  Tensor *x = bind_check_tensor(S, L, 1, "_global_part", "the first argument");
+  const Placement *p = x->layout ? layout_placement(x->layout) : NULL;
+  int at = p ? placement_index(p, (int)luaL_checkinteger(L, 2)) : -1;
+  if (at < 0) return 0;
+  int64_t start[MF_MAX_DIMS], size[MF_MAX_DIMS];
+  placement_part(p, &x->layout->sbp, at, x->m.ndim, x->m.shape, start, size);
+  bind_push_shape(S, L, x->m.ndim, start);
+  bind_push_shape(S, L, x->m.ndim, size);
+  return 2;
+}
+
 void bind_open_global(State *S, lua_State *L) {
   lua_newtable(L);
   bind_function(S, L, "__index", placement_index_field);
@@ -285,6 +300,7 @@ void bind_open_global(State *S, lua_State *L) {
   bind_function(S, L, "_placement", new_placement);
   bind_function(S, L, "_is_placement", is_placement);
   bind_function(S, L, "_to_global", to_global);
+  bind_function(S, L, "_global_part", global_part);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->methods);
   bind_function(S, L, "to_local", to_local);
   lua_pop(L, 1);

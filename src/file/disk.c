@@ -150,3 +150,10 @@ void disk_abort(DiskReplace *r) {
   if (r->temporary) unlink(r->temporary);
   forget(r);
 }
+
+int disk_make_folder(const char *path) {
+  struct stat st;
+  if ((mkdir(path, 0777) && errno != EEXIST) || stat(path, &st))
+    return fail("cannot make the folder");
+  return S_ISDIR(st.st_mode) ? 0 : err_set(MF_EIO, "is a file, not a folder");
+}

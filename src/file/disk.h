@@ -29,4 +29,7 @@ int disk_write(DiskReplace *r, const void *data, size_t n, int64_t offset);
 int disk_commit(DiskReplace *r);
 void disk_abort(DiskReplace *r);
 
+/* Makes a folder unless it is there. */
+int disk_make_folder(const char *path);
+
 #endif

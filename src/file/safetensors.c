@@ -299,10 +299,15 @@ static int check_bools(const uint8_t *p, int64_t n) {
   return 0;
 }
 
-int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst) {
-  int code = disk_read(f->fd, dst, (size_t)(e->end - e->begin), f->data_start + e->begin);
-  if (!code && e->dtype == BOOL) code = check_bools(dst, e->end - e->begin);
+int safetensors_read_part(const Safetensors *f, const SafetensorsEntry *e, int64_t first, int64_t n,
+                          void *dst) {
+  int code = disk_read(f->fd, dst, (size_t)n, f->data_start + e->begin + first);
+  if (!code && e->dtype == BOOL) code = check_bools(dst, n);
   return code ? path_error(name_error(code, e->name), "load", f->path) : 0;
+}
+
+int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst) {
+  return safetensors_read_part(f, e, 0, e->end - e->begin, dst);
 }
 
 void safetensors_close(Safetensors *f) {

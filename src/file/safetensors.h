@@ -34,6 +34,9 @@ int safetensors_open(Safetensors *f, const char *path);
 
 /* Copies the bytes of one entry to dst, which has room for them. */
 int safetensors_read(const Safetensors *f, const SafetensorsEntry *e, void *dst);
+/* The same of n of its bytes, from `first` on. */
+int safetensors_read_part(const Safetensors *f, const SafetensorsEntry *e, int64_t first, int64_t n,
+                          void *dst);
 /* Also of one that is closed, or is only {.fd = -1}. */
 void safetensors_close(Safetensors *f);
 
