@@ -159,6 +159,25 @@ static int raise_error(CudaStream *s) {
   DeviceError e = *s->error;
   s->error->set = 0;
   const Op *op = &host->ops[e.op];
+  double weight;
+  memcpy(&weight, &e.value, sizeof weight);
+  switch (e.kind) {
+    case ERROR_FEW:
+      return err_set(MF_EINVAL, "%s: the mask selects %lld elements, source has %lld", op->name,
+                     (long long)e.value, (long long)e.high);
+    case ERROR_WEIGHT:
+      return err_set(MF_EINVAL, "%s: %s holds %g; weights are finite and not negative", op->name,
+                     input_name(op, e.input), weight);
+    case ERROR_NO_WEIGHT:
+      return err_set(MF_EINVAL, "%s: all weights in row %lld of %s are 0", op->name,
+                     (long long)e.position, input_name(op, e.input));
+    case ERROR_FEW_WEIGHTS:
+      return err_set(MF_EINVAL,
+                     "%s: %lld samples without replacement, but only %lld weights of row %lld are "
+                     "above 0",
+                     op->name, (long long)e.value, (long long)e.high, (long long)e.position);
+    default: break;
+  }
   return err_set(MF_EINVAL, "%s: %s at position %lld is %lld; legal are %lld to %lld", op->name,
                  input_name(op, e.input), (long long)e.position, (long long)e.value,
                  (long long)e.low, (long long)e.high);

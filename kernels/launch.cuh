@@ -30,8 +30,15 @@ extern "C" {
 
 /* The first error that a kernel has found in its data since the stream was waited for; in memory
  * that the host reads too. */
+enum DeviceErrorKind {
+  ERROR_RANGE,      /* value at position is not from low to high */
+  ERROR_FEW,        /* a mask selects `value` elements of `high` */
+  ERROR_WEIGHT,     /* the weight at position is not finite, or negative; value: its bits */
+  ERROR_NO_WEIGHT,  /* all weights of row `position` are 0 */
+  ERROR_FEW_WEIGHTS /* `high` weights of row `position` are above 0 for `value` draws */
+};
 struct DeviceError {
-  int set, op, input;
+  int set, kind, op, input;
   int64_t value, position, low, high;
 };
 
@@ -53,6 +60,10 @@ void *device_keep(Stream *s, DeviceKeeps what, void *(*make)(void), void (*end)(
 int copy_launch(const OpCall *c, const View *x, const View *y);
 /* The sum or mean of all of x, to the 0-d y. Of reduce.cu. */
 int reduce_all(const OpCall *c, const View *x, const View *y, bool mean);
+/* y (C) = the sums of x (N, C, ...) over all but its channels. Of batch_norm.cu. */
+int channel_sums(const OpCall *c, const View *x, const View *y);
+/* n whole numbers from the words of that key, as randint draws them. Of random.cu. */
+int draw_whole(const OpCall *c, RngKey key, int64_t n, int64_t *to);
 /* y = value everywhere. */
 int copy_fill(const OpCall *c, const View *y, double value);
 

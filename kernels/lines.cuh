@@ -75,6 +75,11 @@ struct Line {
     if (W == 1) return v;
     return W == WARP ? warp_reduce<F>(v) : block_reduce<F>(v, room);
   }
+  template <class F, class V>
+  __device__ V all_of(V v) const {
+    if (W == 1) return v;
+    return W == WARP ? warp_reduce<F>(v) : block_reduce<F>(v, (V *)(void *)room);
+  }
   __device__ T sum(T v) const {
     return all<OpAdd>(v);
   }
@@ -84,7 +89,7 @@ template <class B, int W>
 static __global__ void __launch_bounds__(LINE_BLOCK)
     lines_kernel(const __grid_constant__ LineParams p, typename B::Args a) {
   typedef typename B::T T;
-  __shared__ T room[WARP];
+  __shared__ __align__(16) T room[WARP];
   int64_t index = (int64_t)blockIdx.x * (LINE_BLOCK / W) + threadIdx.x / W;
   if (index >= p.outer.numel) return; /* all of a warp, or of a block, unless each is alone */
   Line<T, W> line = {p, {}, index, p.inner.numel, (int)threadIdx.x % W, room};

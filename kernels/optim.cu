@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "kernel.cuh"
+#include "vendor.h"
 
 enum { FLEET = 48, FLEET_STATES = 3, FLEET_BLOCK = 256, FLEET_EACH = 8 };
 static constexpr int64_t FLEET_CHUNK = FLEET_BLOCK * FLEET_EACH;
@@ -247,8 +248,8 @@ static int sgd_cuda(const OpCall *c) {
 }
 KERNEL(sgd_, sgd_cuda)
 
-static int adam_cuda(const OpCall *c) {
-  const struct adam__args *a = (const struct adam__args *)c->args;
+template <class A>
+static AdamRule adam_rule(const A *a) {
   AdamRule rule = {a->lr,
                    (double)a->step,
                    a->beta1,
@@ -259,7 +260,12 @@ static int adam_cuda(const OpCall *c) {
                    a->maximize ? -1.0 : 1.0,
                    0,
                    0};
-  return optimise(c, a->n_params, a->n_max_exp_avg_sqs ? 3 : 2, rule);
+  return rule;
+}
+
+static int adam_cuda(const OpCall *c) {
+  const struct adam__args *a = (const struct adam__args *)c->args;
+  return optimise(c, a->n_params, a->n_max_exp_avg_sqs ? 3 : 2, adam_rule(a));
 }
 KERNEL(adam_, adam_cuda)
 
@@ -316,6 +322,99 @@ static int scale_all_cuda(const OpCall *c) {
   return fleet_run(c, c->n_in - 1, c->in + 1, NULL, NULL, 0, NULL, rule);
 }
 KERNEL(scale_all_, scale_all_cuda)
+
+/* -- Rows -------------------------------------------------------------------------------------- */
+
+/* The rows `ids` of one parameter, each once with the sum of its gradients. */
+struct Rows {
+  void *param, *state[FLEET_STATES];
+  const void *values;
+  const int64_t *ids;
+  uint64_t *keys;
+  int64_t *places, n, width, rows;
+  int n_states, dtype, op;
+  DeviceError *error;
+};
+
+/* An id out of range is reported, and sorted behind all. */
+static __global__ void __launch_bounds__(FLEET_BLOCK) rows_keys(const __grid_constant__ Rows r) {
+  int64_t i = (int64_t)blockIdx.x * FLEET_BLOCK + threadIdx.x;
+  if (i >= r.n) return;
+  bool legal = r.ids[i] >= 0 && r.ids[i] < r.rows;
+  if (!legal) report_range(r.error, r.op, 1, r.ids[i], i, 0, r.rows - 1);
+  r.keys[i] = legal ? (uint64_t)r.ids[i] : UINT64_MAX;
+  r.places[i] = i;
+}
+
+/* A block a lookup; the first of an id does the work of all. */
+template <class R, class T>
+static __global__ void __launch_bounds__(FLEET_BLOCK)
+    rows_kernel(const __grid_constant__ Rows r, R rule) {
+  int64_t first = blockIdx.x, last = first + 1;
+  uint64_t id = r.keys[first];
+  if (id == UINT64_MAX || (first && r.keys[first - 1] == id)) return;
+  while (last < r.n && r.keys[last] == id) last++;
+  for (int64_t j = threadIdx.x; j < r.width; j += FLEET_BLOCK) {
+    int64_t at = (int64_t)id * r.width + j;
+    T p = load_as<T>(r.dtype, r.param, at), g = T(0), s[FLEET_STATES];
+    for (int64_t k = first; k < last; k++)
+      g += load_as<T>(r.dtype, r.values, r.places[k] * r.width + j);
+    if (r.dtype == F16) g = element<T>(Stored<Half>::of(g)); /* as a gradient of that dtype is */
+    if (r.dtype == BF16) g = element<T>(Stored<Bfloat>::of(g));
+    for (int k = 0; k < r.n_states; k++) s[k] = load_as<T>(r.dtype, r.state[k], at);
+    rule.update(p, g, s, r.n_states);
+    store_as<T>(r.dtype, r.param, at, p);
+    for (int k = 0; k < r.n_states; k++) store_as<T>(r.dtype, r.state[k], at, s[k]);
+  }
+}
+
+template <class R>
+static int rows_run(const OpCall *c, int n_states, R rule) {
+  const View *p = &c->in[0];
+  Rows r = {};
+  r.param = p->data, r.dtype = p->dtype, r.rows = p->shape[0];
+  r.ids = (const int64_t *)c->in[1].data, r.n = c->in[1].shape[0], r.values = c->in[2].data;
+  r.n_states = n_states;
+  for (int k = 0; k < n_states; k++) r.state[k] = c->in[3 + k].data;
+  r.op = c->op->id, r.error = stream_error(c->stream);
+  if (!r.n) return 0;
+  r.width = r.rows ? view_numel(p) / r.rows : 0;
+  if (!(r.keys = (uint64_t *)kernel_scratch(c, (size_t)r.n * 16))) return MF_ENOMEM;
+  r.places = (int64_t *)r.keys + r.n;
+  int rc = LAUNCH(c, rows_keys, grid_for(r.n, FLEET_BLOCK), FLEET_BLOCK, 0, r);
+  if (!rc) rc = vendor_sort(c, 1, r.n, r.keys, r.places);
+  rule.settle(0);
+  if (rc) return rc;
+  if (p->dtype == F64)
+    return LAUNCH(c, (rows_kernel<R, double>), grid_for(r.n, 1), FLEET_BLOCK, 0, r, rule);
+  return LAUNCH(c, (rows_kernel<R, float>), grid_for(r.n, 1), FLEET_BLOCK, 0, r, rule);
+}
+
+static int sgd_rows_cuda(const OpCall *c) {
+  const struct sgd_rows__args *a = (const struct sgd_rows__args *)c->args;
+  SgdRule rule = {a->lr,
+                  a->momentum,
+                  a->dampening,
+                  a->weight_decay,
+                  a->maximize ? -1.0 : 1.0,
+                  a->first ? 0.0 : 1.0,
+                  a->nesterov,
+                  false};
+  return rows_run(c, view_absent(&c->in[3]) ? 0 : 1, rule);
+}
+KERNEL(sgd_rows_, sgd_rows_cuda)
+
+static int adam_rows_cuda(const OpCall *c) {
+  return rows_run(c, 2, adam_rule((const struct adam_rows__args *)c->args));
+}
+KERNEL(adam_rows_, adam_rows_cuda)
+
+static int adagrad_rows_cuda(const OpCall *c) {
+  const struct adagrad_rows__args *a = (const struct adagrad_rows__args *)c->args;
+  AdagradRule rule = {a->lr, (double)a->step, a->lr_decay, 0, a->eps, a->maximize ? -1.0 : 1.0, 0};
+  return rows_run(c, 1, rule);
+}
+KERNEL(adagrad_rows_, adagrad_rows_cuda)
 
 /* -- The norm of many tensors ------------------------------------------------------------------ */
 

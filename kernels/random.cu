@@ -5,6 +5,7 @@
  * 16 w + l, w = 0 to 3; of 64-bit ones, 32 g + 16 h + l, h = 0 and 1: so 16 threads write 16
  * neighbours at a time. */
 #include "kernel.cuh"
+#include "vendor.h"
 
 #define RNG_INLINE static __host__ __device__ __forceinline__
 #include "rng_value.h"
@@ -188,6 +189,13 @@ static int draw_below(const OpCall *c, RngKey key, int64_t low, int64_t high, co
   return draw_launch(c, &p, y, NULL);
 }
 
+int draw_whole(const OpCall *c, RngKey key, int64_t n, int64_t *to) {
+  const int64_t one = 1;
+  View y = {};
+  y.data = to, y.shape = &n, y.stride = &one, y.ndim = 1, y.dtype = I64;
+  return draw_below(c, key, 0, 0, &y);
+}
+
 static int drop(const OpCall *c, double chance, RngKey key) {
   DrawParams p = draw_params(DRAW_DROP, key, &c->out[0]);
   p.b = chance < 1 ? 1 / (1 - chance) : 0;
@@ -250,6 +258,26 @@ static int dropout_backward_cuda(const OpCall *c) {
   return drop(c, a->p, a->generator);
 }
 KERNEL(dropout_backward, dropout_backward_cuda)
+
+static __global__ void __launch_bounds__(DRAW_BLOCK) count_up(int64_t n, int64_t *y) {
+  int64_t i = (int64_t)blockIdx.x * DRAW_BLOCK + threadIdx.x;
+  if (i < n) y[i] = i;
+}
+
+static int randperm_cuda(const OpCall *c) {
+  const struct randperm_args *a = (const struct randperm_args *)c->args;
+  const int64_t one = 1;
+  if (!a->n) return 0;
+  int64_t *room = (int64_t *)kernel_scratch(c, (size_t)a->n * 16);
+  if (!room) return MF_ENOMEM;
+  int rc = draw_whole(c, a->generator, a->n, room);
+  if (!rc) rc = LAUNCH(c, count_up, grid_for(a->n, DRAW_BLOCK), DRAW_BLOCK, 0, a->n, room + a->n);
+  if (!rc) rc = vendor_sort(c, 1, a->n, (uint64_t *)room, room + a->n);
+  View order = c->out[0];
+  order.data = room + a->n, order.stride = &one, order.dtype = I64;
+  return rc ? rc : copy_launch(c, &order, &c->out[0]);
+}
+KERNEL(randperm, randperm_cuda)
 
 /* mean and std: tensors of the device, or numbers. */
 static int normal_cuda(const OpCall *c) {

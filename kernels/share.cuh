@@ -63,14 +63,21 @@ static __device__ __forceinline__ void move_element(int size, void *p, int64_t i
 
 /* -- Errors in data ---------------------------------------------------------------------------- */
 
-/* "OP: INPUT[position] is value; legal are low to high" at the next wait for the stream. */
+/* Raised at the next wait for the stream. */
+static __device__ __forceinline__ void report(DeviceError *e, DeviceErrorKind kind, int op,
+                                              int input, int64_t value, int64_t position,
+                                              int64_t low, int64_t high) {
+  if (atomicCAS(&e->set, 0, 1)) return;
+  e->kind = kind, e->op = op, e->input = input;
+  e->value = value, e->position = position, e->low = low, e->high = high;
+  __threadfence();
+}
+
+/* "OP: INPUT at position P is V; legal are LOW to HIGH". */
 static __device__ __forceinline__ void report_range(DeviceError *e, int op, int input,
                                                     int64_t value, int64_t position, int64_t low,
                                                     int64_t high) {
-  if (atomicCAS(&e->set, 0, 1)) return;
-  e->op = op, e->input = input;
-  e->value = value, e->position = position, e->low = low, e->high = high;
-  __threadfence();
+  report(e, ERROR_RANGE, op, input, value, position, low, high);
 }
 
 /* -- Sums and maxima of a block ---------------------------------------------------------------- */
@@ -86,6 +93,13 @@ struct OpMax {
   template <class T>
   static __device__ __forceinline__ T of(T a, T b) {
     return a > b || a != a ? a : b;
+  }
+};
+
+struct OpMin {
+  template <class T>
+  static __device__ __forceinline__ T of(T a, T b) {
+    return a < b || a != a ? a : b;
   }
 };
 

@@ -18,4 +18,9 @@ struct Gemm {
 };
 int vendor_gemm(const OpCall *c, const Gemm *g);
 
+/* Sorts each of `lines` runs of n keys, places with them; equal keys stay in their order. */
+int vendor_sort(const OpCall *c, int64_t lines, int64_t n, uint64_t *keys, int64_t *places);
+/* v[i] = v[0] + ... + v[i]. */
+int vendor_running_sum(const OpCall *c, int64_t n, int64_t *v);
+
 #endif
