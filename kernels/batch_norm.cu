@@ -1,10 +1,10 @@
 /* batch_norm and its gradients: see src/op/batch_norm.c for what is computed.
  *
  * Three kernels a direction. Sums over a channel: where channels are neighbours in memory a block
- * takes 32 of them and its warps share the places; else a block has one channel. Places are cut into
- * parts, as many as the sizes say, so that sums have one order. A second kernel joins the parts of
- * each channel and makes its coefficients; a third goes over all elements once more. Bytes: x twice
- * and y; backward g and x twice (y too where it is the gate) and gx. */
+ * takes 32 of them and its warps share the places; else a block has one channel. Places are cut
+ * into parts, as many as the sizes say, so that sums have one order. A second kernel joins the
+ * parts of each channel and makes its coefficients; a third goes over all elements once more.
+ * Bytes: x twice and y; backward g and x twice (y too where it is the gate) and gx. */
 #include "kernel.cuh"
 
 enum { BN_BLOCK = 256, BN_WARPS = BN_BLOCK / WARP, BN_PARTS = 64, BN_ROWS = 512, BN_EACH = 4 };
@@ -86,8 +86,7 @@ static __device__ __forceinline__ T bn_gated(const BnParams &p, const int64_t *a
   else z = load_as<T>(p.places.dtype[BN_ACT], p.places.data[BN_ACT], at[BN_ACT]);
   if (p.gate == BN_GATE_SUM) g += load_as<T>(p.places.dtype[BN_H], p.places.data[BN_H], at[BN_H]);
   g = z > 0 ? g : T(0);
-  if (p.gate >= BN_GATE_KEEP)
-    store_as<T>(p.places.dtype[BN_G], p.places.data[BN_G], at[BN_G], g);
+  if (p.gate >= BN_GATE_KEEP) store_as<T>(p.places.dtype[BN_G], p.places.data[BN_G], at[BN_G], g);
   return g;
 }
 
@@ -109,8 +108,7 @@ struct BnBack {
 };
 
 template <class B>
-static __global__ void __launch_bounds__(BN_BLOCK)
-    bn_sums(const __grid_constant__ BnParams p) {
+static __global__ void __launch_bounds__(BN_BLOCK) bn_sums(const __grid_constant__ BnParams p) {
   typedef typename B::T T;
   __shared__ BnSums<T> room[BN_BLOCK];
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, t = (int)threadIdx.x;
@@ -286,8 +284,9 @@ static void bn_places(BnParams *p, const View *const *views) {
   walk_init(&p->places, &v[0], BN_OPERANDS - 1, &v[1]);
   int64_t inner = p->places.ndim ? p->places.step[0][p->places.ndim - 1] : 1;
   p->aside = p->channels > 1 && (p->step[BN_X] < inner || !p->places.ndim);
-  int64_t rows = p->places.numel / (p->aside ? (int64_t)BN_ROWS : (int64_t)BN_ROWS * 8);
-  p->parts = (int)(rows > BN_PARTS ? BN_PARTS : rows > 1 ? rows : 1);
+  int64_t rows = p->places.numel / ((int64_t)BN_ROWS * (p->aside ? 1 : 8));
+  if (rows > BN_PARTS) rows = BN_PARTS;
+  p->parts = rows > 1 ? (int)rows : 1;
 }
 
 /* Scratch for partial sums and coefficients. */

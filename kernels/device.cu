@@ -134,11 +134,19 @@ void *kernel_scratch(const OpCall *c, size_t bytes) {
   return p;
 }
 
-void kernel_scratch_end(const OpCall *c) {
+size_t kernel_scratch_begin(const OpCall *c) {
+  return ((CudaStream *)c->stream)->held.size();
+}
+
+void kernel_scratch_end(const OpCall *c, size_t held) {
   CudaStream *s = (CudaStream *)c->stream;
-  for (const ScratchBlock &b : s->held)
-    s->stream.device->api->release(s->stream.device, b.p, b.bytes, &s->stream);
-  s->held.clear();
+  for (; s->held.size() > held; s->held.pop_back())
+    s->stream.device->api->release(s->stream.device, s->held.back().p, s->held.back().bytes,
+                                   &s->stream);
+}
+
+const Op *op_of(int id) {
+  return &host->ops[id];
 }
 
 void *device_keep(Stream *s, DeviceKeeps what, void *(*make)(void), void (*end)(void *)) {

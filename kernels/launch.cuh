@@ -21,8 +21,9 @@ extern "C" {
  * the library, so that there is no list of them. */
 #define KERNEL(name, function)                        \
   static int launch_##name(const OpCall *c) {         \
+    size_t held = kernel_scratch_begin(c);            \
     int rc = function(c);                             \
-    kernel_scratch_end(c);                            \
+    kernel_scratch_end(c, held);                      \
     return rc;                                        \
   }                                                   \
   static __attribute__((used, section("mf_kernels"))) \
@@ -50,7 +51,10 @@ int launch_result(const OpCall *c, cudaError_t e);
 DeviceError *stream_error(Stream *s);
 /* Memory until the kernels of this call have run. NULL with the error set. */
 void *kernel_scratch(const OpCall *c, size_t bytes);
-void kernel_scratch_end(const OpCall *c); /* the call has launched all */
+/* Around a call, which may be part of another: it has launched all, and what it took may go. */
+size_t kernel_scratch_begin(const OpCall *c);
+void kernel_scratch_end(const OpCall *c, size_t held);
+const Op *op_of(int id);
 
 /* What a vendor's library keeps for a device: made on first use, ended with the device. */
 enum DeviceKeeps { DEVICE_KEEPS_GEMM, DEVICE_KEEPS };

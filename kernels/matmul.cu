@@ -112,7 +112,7 @@ static int product_batches(const OpCall *c, Gemm *g, const Matrix *a, const Matr
 
 /* y = alpha a b + beta y + bias; y's rows or columns are contiguous. */
 static int product(const OpCall *c, Matrix *a, Matrix *b, Matrix *y, const View *bias, double alpha,
-                   double beta) {
+                   double beta, VendorAct act = VENDOR_ACT_NONE) {
   Gemm g = {};
   bool turned;
   int last = y->v.ndim - 1;
@@ -124,7 +124,8 @@ static int product(const OpCall *c, Matrix *a, Matrix *b, Matrix *y, const View 
   if (!view_numel(&y->v)) return 0;
   if (!g.k && beta == 0) {
     int rc = copy_fill(c, &y->v, 0);
-    return rc || !bias ? rc : copy_launch(c, bias, &y->v);
+    if (!rc && bias) rc = copy_launch(c, bias, &y->v);
+    return rc || act == VENDOR_ACT_NONE ? rc : act_launch(c, &y->v, act);
   }
   if (!g.k) return 0;
   size_t room_a = lies(a, &g.a_turned, &g.lda) ? 0 : copy_bytes(&a->v);
@@ -144,9 +145,11 @@ static int product(const OpCall *c, Matrix *a, Matrix *b, Matrix *y, const View 
   if (room_b) b = &copied[1], lies(b, &g.b_turned, &g.ldb);
   lies(y, &turned, &g.ldc);
   g.bias = bias ? room_bias ? copied[2].v.data : bias->data : NULL;
-  g.dtype = y->v.dtype;
+  g.dtype = g.c_dtype = y->v.dtype;
+  g.act = vendor_gemm_acts(g.dtype, act) ? act : VENDOR_ACT_NONE;
   g.alpha = alpha, g.beta = beta;
-  return product_batches(c, &g, a, b, y);
+  rc = product_batches(c, &g, a, b, y);
+  return rc || g.act == act ? rc : act_launch(c, &y->v, act);
 }
 
 /* -- The ops ----------------------------------------------------------------------------------- */
@@ -213,7 +216,7 @@ static void matrix_turn(Matrix *m) {
   t = m->stride[0], m->stride[0] = m->stride[1], m->stride[1] = t;
 }
 
-static int linear_cuda(const OpCall *c) {
+static int linear(const OpCall *c, VendorAct act) {
   Matrix a, b, y;
   int rc = flattened(c, &a, &c->in[0]);
   matrix_of(&b, &c->in[1], false, 0);
@@ -221,9 +224,19 @@ static int linear_cuda(const OpCall *c) {
   b.v.shape = b.shape, b.v.stride = b.stride;
   if (rc || !matrix_flat(&y, &c->out[0])) return rc ? rc : MF_EINVAL;
   a.v.shape = a.shape, a.v.stride = a.stride;
-  return product(c, &a, &b, &y, view_absent(&c->in[2]) ? NULL : &c->in[2], 1, 0);
+  return product(c, &a, &b, &y, view_absent(&c->in[2]) ? NULL : &c->in[2], 1, 0, act);
+}
+
+static int linear_cuda(const OpCall *c) {
+  return linear(c, VENDOR_ACT_NONE);
 }
 KERNEL(linear, linear_cuda)
+
+static int linear_act_cuda(const OpCall *c) {
+  static const VendorAct acts[] = {VENDOR_ACT_RELU, VENDOR_ACT_GELU, VENDOR_ACT_GELU_TANH};
+  return linear(c, acts[((const struct linear_act_args *)c->args)->act]);
+}
+KERNEL(linear_act, linear_act_cuda)
 
 static int linear_weight_cuda(const OpCall *c) {
   Matrix g, x, y;

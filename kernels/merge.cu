@@ -1,4 +1,5 @@
-/* Sorted ids without repeats: see src/op/merge.c. Bytes: the ids, and 24 an id a digit of sorting. */
+/* Sorted ids without repeats: see src/op/merge.c. Bytes: the ids, and 24 an id a digit of sorting.
+ */
 #include "kernel.cuh"
 #include "vendor.h"
 

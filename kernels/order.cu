@@ -125,13 +125,13 @@ static __device__ __forceinline__ S scan_shift(S s, unsigned by) {
   uint32_t word[sizeof(S) / 4];
   memcpy(word, &s, sizeof s);
 #pragma unroll
-  for (int k = 0; k < (int)(sizeof(S) / 4); k++)
-    word[k] = __shfl_up_sync(ALL_LANES, word[k], by);
+  for (int k = 0; k < (int)(sizeof(S) / 4); k++) word[k] = __shfl_up_sync(ALL_LANES, word[k], by);
   memcpy(&s, word, sizeof s);
   return s;
 }
 
-/* s joined with those of all threads before and with `carry`, which then is for the next threads. */
+/* s joined with those of all threads before and with `carry`, which then is for the next threads.
+ */
 template <class L, class S>
 static __device__ __forceinline__ S scan_line(const L &l, S s, S *carry) {
   if (L::width == 1) return *carry = s.behind(*carry);
@@ -245,8 +245,8 @@ KERNEL(cumprod_backward, cumprod_backward_cuda)
 /* -- Sorting ----------------------------------------------------------------------------------- */
 
 struct SortParams {
-  Walk<1> x;      /* lines one behind the other, each along its dim */
-  Walk<2> out;    /* values and places likewise */
+  Walk<1> x;        /* lines one behind the other, each along its dim */
+  Walk<2> out;      /* values and places likewise */
   int64_t n, count; /* elements of a line, and how many of them are wanted */
   uint64_t *keys;
   int64_t *places;

@@ -66,8 +66,7 @@ static __device__ __forceinline__ void pool_holders(const PoolAxis &a, int64_t i
   if (*first < 0) *first = 0;
   if (*last > a.out - 1) *last = a.out - 1;
 }
-static __device__ __forceinline__ bool pool_holds(const PoolSpan &s, const PoolAxis &a,
-                                                  int64_t i) {
+static __device__ __forceinline__ bool pool_holds(const PoolSpan &s, const PoolAxis &a, int64_t i) {
   return i >= s.from && i < s.to && (a.dilation == 1 || (i - s.from) % a.dilation == 0);
 }
 
@@ -148,8 +147,7 @@ static __global__ void __launch_bounds__(POOL_BLOCK)
           bv = at[0] * p.v.stride[0] + at[1] * p.v.stride[1],
           by = at[0] * p.y.stride[0] + at[1] * p.y.stride[1];
   T v = back ? pool_back<T>(p, bx, by, at[2], at[3]) : pool_forward<T>(p, bx, bv, at[2], at[3]);
-  store_as<T>(p.dtype, to.data,
-              (back ? bv : by) + at[2] * to.stride[2] + at[3] * to.stride[3], v);
+  store_as<T>(p.dtype, to.data, (back ? bv : by) + at[2] * to.stride[2] + at[3] * to.stride[3], v);
 }
 
 /* -- Launch ------------------------------------------------------------------------------------ */
@@ -158,7 +156,8 @@ static void pool_image(PoolImage *m, const View *v) {
   int add = v->ndim == 3;
   m->data = v->data;
   m->shape[0] = 1, m->stride[0] = 0;
-  for (int d = 0; d < v->ndim; d++) m->shape[d + add] = v->shape[d], m->stride[d + add] = v->stride[d];
+  for (int d = 0; d < v->ndim; d++)
+    m->shape[d + add] = v->shape[d], m->stride[d + add] = v->stride[d];
 }
 
 static PoolAxis pool_axis(const int64_t *kernel, const int64_t *stride, const int64_t *padding,

@@ -17,13 +17,13 @@ static int sort_lines(const OpCall *c, int64_t lines, int64_t n, cub::DoubleBuff
                       cub::DoubleBuffer<int64_t> *places, void *room, size_t *bytes) {
   cudaStream_t s = stream_handle(c->stream);
   if (lines == 1)
-    return launch_result(c, cub::DeviceRadixSort::SortPairs(room, *bytes, *keys, *places, n, 0, 64,
-                                                            s));
+    return launch_result(
+        c, cub::DeviceRadixSort::SortPairs(room, *bytes, *keys, *places, n, 0, 64, s));
   auto count = thrust::make_counting_iterator<int64_t>(0);
   auto begins = thrust::make_transform_iterator(count, Begins{n});
-  return launch_result(c, cub::DeviceSegmentedSort::StableSortPairs(room, *bytes, *keys, *places,
-                                                                    lines * n, lines, begins,
-                                                                    begins + 1, s));
+  return launch_result(
+      c, cub::DeviceSegmentedSort::StableSortPairs(room, *bytes, *keys, *places, lines * n, lines,
+                                                   begins, begins + 1, s));
 }
 
 int vendor_sort(const OpCall *c, int64_t lines, int64_t n, uint64_t *keys, int64_t *places) {
