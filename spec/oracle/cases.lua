@@ -600,6 +600,21 @@ function cases.layer_norm_backward(v, add)
   add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), normalized_shape = { 2, 3 }, weight = v:n(2, 3), params = true,
     eps = 1e-5 }
 end
+function cases.add_norm(v, add)
+  add { x = v:n(v.B, 5 * v.L), r = v:n(v.B, 5 * v.L), normalized_shape = 5 * v.L, centre = true, eps = 1e-5 }
+  add { x = v:n(v.B, 5), r = v:n(v.B, 5), weight = v:n(5), bias = v:n(5), normalized_shape = 5, centre = true,
+    eps = 1e-5 }
+  add { x = v:n(v.B, 2, 3), r = v:n(v.B, 2, 3), weight = v:n(2, 3), normalized_shape = { 2, 3 }, centre = false,
+    eps = 0.01 }
+end
+function cases.norm_add_backward(v, add)
+  add { g = v:n(v.B, 5), x = v:n(v.B, 5), h = v:n(v.B, 5), normalized_shape = 5, centre = true, params = false,
+    eps = 0.01 }
+  add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), h = v:n(v.B, 2, 3), weight = v:n(2, 3), normalized_shape = { 2, 3 },
+    centre = true, params = true, eps = 1e-5 }
+  add { g = v:n(v.B, 5), x = v:n(v.B, 5), h = v:n(v.B, 5), weight = v:n(5),
+    normalized_shape = 5, centre = false, params = true, eps = 1e-5 }
+end
 function cases.rms_norm(v, add)
   add { x = v:n(v.B, 5 * v.L), normalized_shape = 5 * v.L, eps = 1e-5 }
   add { x = v:n(v.B, 2, 3), normalized_shape = { 2, 3 }, weight = v:n(2, 3), eps = 0.01 }

@@ -15,7 +15,9 @@
 enum {
   FLUSH = 32 /* lines summed in the elements' own type */,
   NORM_PART = 1 << 17,
-  NORM_PARTS = 64
+  NORM_PARTS = 64,
+  NORM_H = 2,     /* of the backward's inputs: what is added to gx */
+  NORM_INPUTS = 3 /* that are lines, at most */
 };
 
 /* -- Layer and RMS norm ------------------------------------------------------------------------ */
@@ -23,6 +25,8 @@ enum {
 typedef struct NormJob {
   Lines lines;
   bool centre;
+  bool adds; /* forward: the two inputs, to the second output */
+  int h;     /* backward: the operand that is added to gx; 0: none */
   double eps;
   int64_t n;
   char *w, *b; /* n each, of the compute type */
@@ -70,21 +74,28 @@ static void norm_weight(const View *v, PointwiseClass cls, int64_t n, double oth
  * one run of memory are copied. The bytes needed. */
 static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, const View *w,
                            const View *b, bool backward, char *base) {
-  View in[2];
-  int64_t stride[2][MF_MAX_DIMS];
+  View in[NORM_INPUTS];
+  int64_t stride[NORM_INPUTS][MF_MAX_DIMS];
   size_t used = 0;
   PointwiseClass cls = block_class((DType)c->out[0].dtype);
   size_t size = cls == PW_F64 ? 8 : 4;
-  for (int k = 0; k < n_in; k++) {
+  int given = n_in;
+  n_in = j->h = 0;
+  for (int i = 0; i < given; i++) {
     int64_t n, step;
-    in[k] = c->in[k];
+    int k = n_in;
+    if (view_absent(&c->in[i])) continue;
+    in[k] = c->in[i];
+    n_in++;
+    if (i == NORM_H) j->h = n_in;
     if (lines_merge(&in[k], first, in[k].ndim, &n, &step)) continue;
     char *at =
         scratch_take(base, &used, (size_t)view_numel(&in[k]) * dtype_size((DType)in[k].dtype));
-    in[k] = contiguous_at(&c->in[k], at, stride[k]);
-    if (base) copy_views(&c->in[k], &in[k]);
+    in[k] = contiguous_at(&c->in[i], at, stride[k]);
+    if (base) copy_views(&c->in[i], &in[k]);
   }
-  lines_init(&j->lines, cls, 0, first, c->out[0].ndim, 1, c->out, n_in, in);
+  int n_out = j->adds && !backward ? 2 : 1;
+  lines_init(&j->lines, cls, 0, first, c->out[0].ndim, n_out, c->out, n_in, in);
   j->n = j->lines.length[0];
   if (backward) j->lines.parts = norm_parts(j->lines.lines, j->n, j->lines.lines / FLUSH);
   j->lines.scratch = scratch_take(base, &used, lines_scratch(&j->lines));
@@ -100,6 +111,9 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
 }
 
 #define LAYER_NORM(C, T)                                                                           \
+  static void norm_add_##C(int64_t n, const T *a, const T *b, T *y) {                              \
+    PW_IVDEP for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];                                   \
+  }                                                                                                \
   static void line_moments_##C(const NormJob *j, const T *x, double *mean, double *rstd) {         \
     double m2 = 0;                                                                                 \
     *mean = 0;                                                                                     \
@@ -117,6 +131,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
       for (lines_seek(l, l->walk.ndim, k, &at); k < last; k++, lines_next(l, &at)) {               \
         double mean, rstd;                                                                         \
         lines_open(l, &at, l->scratch + (size_t)part * l->part_bytes, p);                          \
+        if (j->adds) norm_add_##C(j->n, p[2], p[3], p[1]);                                         \
         line_moments_##C(j, p[1], &mean, &rstd);                                                   \
         norm_apply_##C(j->n, p[1], (T)mean, (T)rstd, (const T *)j->w, (const T *)j->b, p[0]);      \
         lines_close(l, p, &at);                                                                    \
@@ -146,6 +161,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
         norm_sums_##C(j->n, g, x, (T)mean, (T)rstd, w, gw, gb, &s1, &s2);                          \
         norm_input_##C(j->n, g, x, (T)mean, (T)rstd, w, (T)(j->centre ? s1 * scale : 0),           \
                        (T)(s2 * scale), p[0]);                                                     \
+        if (j->h) norm_add_##C(j->n, p[0], p[j->h], p[0]);                                         \
         lines_close(l, p, &at);                                                                    \
         if ((k - first) % FLUSH == FLUSH - 1 || k + 1 == last) norm_flush_##C(2 * j->n, sums, gw); \
       }                                                                                            \
@@ -230,6 +246,7 @@ static int layer_norm_infer(Infer *I) {
 static size_t layer_norm_prepare(NormJob *j, const OpCall *c, char *base) {
   const struct layer_norm_args *a = c->args;
   j->centre = true;
+  j->adds = false;
   j->eps = a->eps;
   return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 1, &c->in[1], &c->in[2],
                       false, base);
@@ -284,6 +301,7 @@ static int layer_norm_backward_infer(Infer *I) {
 static size_t layer_norm_backward_prepare(NormJob *j, const OpCall *c, char *base) {
   const struct layer_norm_backward_args *a = c->args;
   j->centre = true;
+  j->adds = false;
   j->eps = a->eps;
   return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], NULL, true,
                       base);
@@ -332,6 +350,7 @@ static size_t rms_norm_prepare(NormJob *j, const OpCall *c, char *base) {
   static const View absent = {.ndim = -1};
   const struct rms_norm_args *a = c->args;
   j->centre = false;
+  j->adds = false;
   j->eps = rms_eps(a->has_eps, a->eps, (DType)c->in[0].dtype);
   return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 1, &c->in[1], &absent,
                       false, base);
@@ -372,6 +391,7 @@ static int rms_norm_backward_infer(Infer *I) {
 static size_t rms_norm_backward_prepare(NormJob *j, const OpCall *c, char *base) {
   const struct rms_norm_backward_args *a = c->args;
   j->centre = false;
+  j->adds = false;
   j->eps = rms_eps(a->has_eps, a->eps, (DType)c->in[1].dtype);
   return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], NULL, true,
                       base);
@@ -403,6 +423,106 @@ OP(rms_norm_backward,
        " -> (Tensor x, Tensor weight)",
    .flags = OP_HIDDEN, .sbp_rule = rms_norm_backward_sbp, .infer = rms_norm_backward_infer,
    .cpu = rms_norm_backward_cpu, .scratch = rms_norm_backward_scratch)
+
+/* -- With a sum before, and its gradient ------------------------------------------------------- */
+
+static int add_norm_infer(Infer *I) {
+  const struct add_norm_args *a = I->args;
+  const Meta *x = I->in[0];
+  int rc = infer_want_same_dtype(I, 0, 1);
+  if (!rc) rc = infer_want_same_shape(I, 1, 0);
+  if (!rc) rc = norm_check(I, 0, &a->normalized_shape, 2);
+  for (int k = 0; k < 2 && !rc; k++) rc = infer_shape(I, (DType)x->dtype, x->ndim, x->shape);
+  return rc;
+}
+
+static size_t add_norm_prepare(NormJob *j, const OpCall *c, char *base) {
+  const struct add_norm_args *a = c->args;
+  j->centre = a->centre;
+  j->adds = true;
+  j->eps = a->eps;
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 2, &c->in[2], &c->in[3],
+                      false, base);
+}
+
+static size_t add_norm_scratch(const OpCall *c) {
+  NormJob j;
+  return add_norm_prepare(&j, c, NULL);
+}
+
+static int add_norm_cpu(const OpCall *c) {
+  NormJob j;
+  add_norm_prepare(&j, c, c->scratch);
+  norm_run(&j, norm_forward_f32, norm_forward_f64);
+  return 0;
+}
+
+static int add_norm_sbp(SbpAsk *q) {
+  const struct add_norm_args *a = q->args;
+  for (int d = 0; d < q->in[0]->ndim - (int)a->normalized_shape.n; d++) {
+    Sbp *row = sbp_add(q);
+    if (!row) return MF_ENOMEM;
+    row[0] = row[1] = row[q->n_in] = row[q->n_in + 1] = sbp_split(d);
+  }
+  return 0;
+}
+
+/* layer_norm of x + r, without `centre` rms_norm, and x + r itself. Made by compiled steps of the
+ * two ops, so that it has no gradient itself. */
+OP(add_norm,
+   .signature =
+       "add_norm(Tensor x, Tensor r, Tensor? weight, Tensor? bias, int[] "
+       "normalized_shape, bool centre, float eps) -> (Tensor y, Tensor sum)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = add_norm_sbp, .infer = add_norm_infer,
+   .cpu = add_norm_cpu, .scratch = add_norm_scratch)
+
+static int norm_add_backward_infer(Infer *I) {
+  const struct norm_add_backward_args *a = I->args;
+  int rc = norm_check(I, 1, &a->normalized_shape, 3);
+  if (!rc) rc = gradient_check(I);
+  if (!rc) rc = infer_want_same_dtype(I, 1, NORM_H);
+  if (!rc) rc = infer_want_same_shape(I, NORM_H, 1);
+  return rc ? rc : norm_backward_outputs(I, 1, 3, &a->normalized_shape, 2, a->params);
+}
+
+static size_t norm_add_backward_prepare(NormJob *j, const OpCall *c, char *base) {
+  const struct norm_add_backward_args *a = c->args;
+  j->centre = a->centre;
+  j->adds = false;
+  j->eps = a->eps;
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 3, &c->in[3], NULL, true,
+                      base);
+}
+
+static size_t norm_add_backward_scratch(const OpCall *c) {
+  NormJob j;
+  return norm_add_backward_prepare(&j, c, NULL);
+}
+
+static int norm_add_backward_cpu(const OpCall *c) {
+  NormJob j;
+  norm_add_backward_prepare(&j, c, c->scratch);
+  norm_run(&j, norm_backward_f32, norm_backward_f64);
+  norm_store_sums(j.sums, j.sums_bytes, j.lines.parts, j.n, 0, &c->out[1]);
+  norm_store_sums(j.sums, j.sums_bytes, j.lines.parts, j.n, j.n, &c->out[2]);
+  return 0;
+}
+
+static int norm_add_backward_sbp(SbpAsk *q) {
+  const struct norm_add_backward_args *a = q->args;
+  return rows_sbp(q, q->in[1]->ndim - (int)a->normalized_shape.n, 3);
+}
+
+/* The gradients of layer_norm, without `centre` those of rms_norm, that of x plus h, what else
+ * comes to x; those of weight and bias are empty unless `params`. */
+OP(norm_add_backward,
+   .signature =
+       "norm_add_backward(Tensor g, Tensor x, Tensor h, Tensor? weight, int[] "
+       "normalized_shape, bool centre, bool params, float eps) -> (Tensor x, Tensor "
+       "weight, Tensor bias)",
+   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = norm_add_backward_sbp,
+   .infer = norm_add_backward_infer, .cpu = norm_add_backward_cpu,
+   .scratch = norm_add_backward_scratch)
 
 /* -- Group norm -------------------------------------------------------------------------------- */
 

@@ -58,6 +58,7 @@ void pass_layout(Graph *g, const PassSettings *s);
 void pass_fuse_loss(Graph *g, const PassSettings *s);
 void pass_fuse_norm(Graph *g, const PassSettings *s);
 void pass_fuse_act(Graph *g, const PassSettings *s);
+void pass_fuse_sum_norm(Graph *g, const PassSettings *s);
 void pass_recompute(Graph *g, const PassSettings *s);
 void pass_fuse_pointwise(Graph *g, const PassSettings *s);
 void pass_updates(Graph *g, const PassSettings *s);

@@ -28,6 +28,8 @@ const Pass pass_table[] = {
     {"fuse_norm", pass_fuse_norm, "before fuse_pointwise, which would take its sums and relus"},
     {"fuse_act", pass_fuse_act, "behind fuse_norm, which wants relus too"},
     {"recompute", pass_recompute, "behind cse, which would undo it; fuse_pointwise takes it in"},
+    {"fuse_sum_norm", pass_fuse_sum_norm,
+     "behind recompute, which wants normalisations alone, and before fuse_pointwise"},
     {"fuse_pointwise", pass_fuse_pointwise, "behind all that look for ops, which it hides"},
     {"updates", pass_updates, "goes by the order, which fuse_pointwise changes"},
     {"remat_budget", pass_remat_budget,
