@@ -20,7 +20,23 @@ struct Fleet {
   const double
       *skip; /* two numbers: whether the step is left out, and how many were before; or NULL */
   int64_t skip_step;
+  const void *factor; /* of the gradients, or NULL: `scale` */
+  int factor_dtype;
+  double scale;
 };
+
+/* g times the factor, rounded to the dtype as it would be in memory. */
+template <class T>
+static __device__ T scaled(const Fleet &f, int dtype, T g) {
+  T by = f.factor ? load_as<T>(f.factor_dtype, f.factor, 0) : (T)f.scale, kept = g * by;
+  if (by == (T)1) return g;
+  if (dtype == F16 || dtype == BF16) {
+    uint64_t half; /* room for any */
+    store_as<T>(dtype, &half, 0, kept);
+    kept = load_as<T>(dtype, &half, 0);
+  }
+  return kept;
+}
 
 template <class R, class T>
 static __global__ void __launch_bounds__(FLEET_BLOCK)
@@ -33,6 +49,7 @@ static __global__ void __launch_bounds__(FLEET_BLOCK)
   int dtype = f.dtype[t];
   for (int k = 0; k < FLEET_EACH && i < f.numel[t]; k++, i += FLEET_BLOCK) {
     T p = load_as<T>(dtype, f.param[t], i), g = load_as<T>(dtype, f.grad[t], i), s[FLEET_STATES];
+    if (f.factor || f.scale != 1) g = scaled<T>(f, dtype, g);
     for (int j = 0; j < f.n_states; j++) s[j] = load_as<T>(dtype, f.state[j][t], i);
     rule.update(p, g, s, f.n_states);
     store_as<T>(dtype, f.param[t], i, p);
@@ -189,12 +206,21 @@ static int fleet_copy_grads(const OpCall *c, int64_t n, const View *param, const
   return 0;
 }
 
-/* n tensors, their gradients (NULL: none are read), and of each state as many. */
+/* n tensors, their gradients (NULL: none are read), and of each state as many; skip and factor may
+ * be NULL, or absent. */
 template <class R>
 static int fleet_run(const OpCall *c, int64_t n, const View *param, const View *grad,
-                     const View *states, int n_states, const View *skip, const R &rule) {
+                     const View *states, int n_states, const View *skip, const View *factor,
+                     const R &rule) {
   const void **data = NULL;
   Fleet f = {};
+  f.scale = 1;
+  if (factor && !view_absent(factor)) {
+    bool near = factor->device != DEVICE_CPU;
+    f.factor = near ? factor->data : NULL;
+    f.factor_dtype = factor->dtype;
+    if (!near) f.scale = dtype_get_f64((DType)factor->dtype, factor->data);
+  }
   f.n_states = n_states;
   if (skip && !view_absent(skip))
     f.skip = (const double *)skip->data, f.skip_step = skip->stride[0];
@@ -227,9 +253,9 @@ static int fleet_run(const OpCall *c, int64_t n, const View *param, const View *
 
 template <class R>
 static int optimise(const OpCall *c, int64_t n, int n_states, R rule) {
-  const View *skip = &c->in[c->n_in - 1]; /* behind the lists */
+  const View *behind = &c->in[c->n_in - 2]; /* the lists: factor, skip */
   rule.settle(0);
-  return fleet_run(c, n, c->in, c->in + n, c->in + 2 * n, n_states, skip, rule);
+  return fleet_run(c, n, c->in, c->in + n, c->in + 2 * n, n_states, behind + 1, behind, rule);
 }
 
 /* -- The ops ----------------------------------------------------------------------------------- */
@@ -319,7 +345,7 @@ static int scale_all_cuda(const OpCall *c) {
     rule.value = dtype_get_f64((DType)scale->dtype, scale->data);
     rule.at = NULL;
   }
-  return fleet_run(c, c->n_in - 1, c->in + 1, NULL, NULL, 0, NULL, rule);
+  return fleet_run(c, c->n_in - 1, c->in + 1, NULL, NULL, 0, NULL, NULL, rule);
 }
 KERNEL(scale_all_, scale_all_cuda)
 

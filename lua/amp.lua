@@ -104,26 +104,6 @@ function GradScaler:unscale_(opt)
   entry.state = 'unscaled'
 end
 
-local function has_rows(opt)
-  for _, group in ipairs(opt.param_groups) do
-    for _, p in ipairs(group.params) do
-      if p.grad and p.grad.is_rows then return true end
-    end
-  end
-  return false
-end
-
--- The update, and what was there again where `found` says so: with row-sparse gradients, whose ops do not ask.
--- The next step must not begin before Lua has counted this one.
-local function step_and_restore(opt, found)
-  local kept = opt:_tensors()
-  for i, t in ipairs(kept) do kept[i] = { t, t:clone() } end
-  opt:step()
-  local skip = found:ne(0)
-  for _, pair in ipairs(kept) do pair[1]:copy_(mf.where(skip, pair[2], pair[1])) end
-  table.insert(mf._trace.waits, 'a GradScaler and row-sparse gradients')
-end
-
 -- The update by ops that look at `found` themselves.
 local function step_unless(opt, found, left)
   opt._skip = mf.stack { found, left }
@@ -139,7 +119,7 @@ local function traced_step(opt, entry)
   entry.left = entry.left or mf._keep(mf._untraced(mf.zeros, {}, { dtype = mf.float64 }))
   mf.no_grad(function()
     local found = entry.found:double()
-    if has_rows(opt) then step_and_restore(opt, found) else step_unless(opt, found, entry.left) end
+    step_unless(opt, found, entry.left)
     entry.left:add_(found)
   end)
   for i = first + 1, #undo do counted[#counted + 1] = undo[i] end

@@ -104,8 +104,7 @@ local step_mt = {}
 -- modes has whether it was training and members how often one of its parameters, buffers or modules was
 -- assigned. Where they do not agree, the call needs another step. undo are functions that take back, when a
 -- call has failed, what scalars counted before it; after, what is called behind each call that has not, or
--- behind several; waits says why each call must be over before the next one; used has
--- the scalars that are refreshed before each call, also those that no op takes.
+-- behind several; used has the scalars that are refreshed before each call, also those that no op takes.
 local noted = mf._trace
 
 -- Whether argument i is shared out to the micro-batches.
@@ -127,10 +126,9 @@ local function trace(self, ...)
       if self.repeated[i] then whole[#whole + 1] = #tensors end
     end
   end
-  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {}, waits = {},
-    members = {} }, {}
+  local entry, used = { forms = {}, all = true, modes = {}, fits = {}, undo = {}, after = {}, members = {} }, {}
   noted.fits, noted.modes, noted.undo, noted.after = entry.fits, entry.modes, entry.undo, entry.after
-  noted.members, noted.waits, noted.used = entry.members, entry.waits, used
+  noted.members, noted.used = entry.members, used
   local ok, job = pcall(mf._compile, self.name, function(...)
     for k, i in ipairs(at) do args[i] = (select(k, ...)) end
     local function pack(...)

@@ -100,9 +100,6 @@ function flow.over(step, how, loader, o)
     if not first then return nil end
     local entry = how.entry_of(step, unpack(first))
     check_first(entry)
-    if #entry.waits > 0 then
-      fail('over: %s: a step waits for what the one before has found; call it for each batch instead', entry.waits[1])
-    end
     if entry.flow then entry.flow.close() end
     entry.job:open(self.source.feed, o.buffers)
     entry.flow, self.entry, self.posted = self, entry, 0

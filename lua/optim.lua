@@ -274,19 +274,6 @@ local function update(self)
   end
 end
 
--- The parameters that have gradients, and their states.
-function Optimizer:_tensors()
-  local list = {}
-  for _, group in ipairs(self.param_groups) do
-    for _, p in ipairs(group.params) do
-      local s = p.grad and state_of(self, group, p)
-      if s then list[#list + 1] = p end
-      for _, name in ipairs(s and self.states(group) or {}) do list[#list + 1] = s[name] end
-    end
-  end
-  return list
-end
-
 -- Steps of compiled steps that a GradScaler left out do not count; what of them is counted so far is taken
 -- back.
 local function settle(self)
@@ -420,12 +407,6 @@ options.methods(Optimizer, 'opt')
 
 -- -- The optimisers -------------------------------------------------------------------------------
 
--- The step that makes the buffer takes the gradient undampened.
-local function rows_dampening(g, step, born)
-  if type(step) == 'number' then return step == born and 0 or g.dampening end
-  return mf.scalar(function() return step.value == born and 0 or g.dampening.value end)
-end
-
 -- Stochastic gradient descent, with momentum, also Nesterov's.
 class('SGD', {
   defaults = { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false,
@@ -444,8 +425,8 @@ class('SGD', {
   end,
   rows = function(g, step, p, ids, values, s)
     mf._sgd_rows_(p, ids, values, g.momentum ~= 0 and s.momentum_buffer or nil, { lr = g.lr, momentum = g.momentum,
-      dampening = rows_dampening(g, step, s.born), weight_decay = g.weight_decay,
-      nesterov = g.nesterov, maximize = g.maximize })
+      dampening = g.dampening, weight_decay = g.weight_decay, nesterov = g.nesterov, maximize = g.maximize,
+      skip = g._skip, since = since(step, s.born) })
   end,
 })
 
@@ -453,7 +434,8 @@ class('SGD', {
 local function adam(name, weight_decay, decoupled)
   local function coefficients(g, step)
     return { lr = g.lr, beta1 = g.betas[1], beta2 = g.betas[2], eps = g.eps,
-      weight_decay = g.weight_decay, step = step, decoupled = decoupled, maximize = g.maximize }
+      weight_decay = g.weight_decay, step = step, decoupled = decoupled, maximize = g.maximize,
+      skip = g._skip }
   end
   class(name, {
     defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay,
@@ -463,7 +445,7 @@ local function adam(name, weight_decay, decoupled)
     end,
     update = function(g, step, params, grads, state)
       mf._adam_(params, grads, state 'exp_avg', state 'exp_avg_sq',
-        g.amsgrad and state 'max_exp_avg_sq' or {}, g._skip, coefficients(g, step))
+        g.amsgrad and state 'max_exp_avg_sq' or {}, coefficients(g, step))
     end,
     rows = function(g, step, p, ids, values, s)
       if g.amsgrad then fail('%s: amsgrad takes no row-sparse gradients', name) end
@@ -506,7 +488,7 @@ class('Adagrad', {
       fail 'Adagrad: weight_decay does not go with row-sparse gradients'
     end
     mf._adagrad_rows_(p, ids, values, s.sum,
-      { lr = g.lr, lr_decay = g.lr_decay, eps = g.eps, step = step, maximize = g.maximize })
+      { lr = g.lr, lr_decay = g.lr_decay, eps = g.eps, step = step, maximize = g.maximize, skip = g._skip })
   end,
 })
 

@@ -136,7 +136,17 @@ local Conv = nn.Module:extend 'Conv'
 function Conv:init(n) self.conv, self.norm = nn.Conv2d(n, 8, 3, { padding = 1 }), nn.BatchNorm2d(8) end
 function Conv:forward(x) return self.norm(self.conv(x)):relu() end
 
+-- The same with the normalisation behind.
+local Behind = Block:extend 'Behind'
+function Behind:forward(x) return self.norm(x + self.drop(self.two(self.act(self.one(x))))) end
+
 local models = {
+  ['blocks that normalise behind'] = function()
+    local list = {}
+    for k = 1, 6 do list[k] = Behind() end
+    list[7] = nn.Linear(16, 3)
+    return nn.Sequential(unpack(list)), mf.randn(32, 16)
+  end,
   blocks = function()
     local list = {}
     for k = 1, 6 do list[k] = Block() end
@@ -323,6 +333,39 @@ graph step
 return %7, %9, %13, %16
 ]], (mf._graph_pass(text, pass, nil, 20000)))
     fails('at least', mf._graph_pass, text, pass, nil, 1000)
+  end)
+
+  it('makes a normalisation again from the sum that it is of', function()
+    assert.equal([[
+graph step
+%0 = input x: float32[64, 16]
+%1 = capture w: float32[16, 16]
+%2 = matmul(%0, %1): float32[64, 16]
+%3, %4 = add_norm(%0, %2, none, none, normalized_shape=[16], centre=true, eps=0.01): float32[64, 16], float32[64, 16]
+%5 = matmul(%3, %1): float32[64, 16]
+%6 = gelu(%5): float32[64, 16]
+%7 = matmul(%6, %1): float32[64, 16]
+%8 = gelu(%7): float32[64, 16]
+%9 = matmul(%8, %1): float32[64, 16]
+%10 = layer_norm(%4, none, none, normalized_shape=[16], eps=0.01): float32[64, 16]
+%11 = mul(%9, %10): float32[64, 16]
+%12 = mul(%11, %4): float32[64, 16]
+return %12
+]], (mf._graph_pass([[
+graph step
+%0 = input x: float32[64, 16]
+%1 = capture w: float32[16, 16]
+%2 = matmul(%0, %1): float32[64, 16]
+%3, %4 = add_norm(%0, %2, none, none, normalized_shape=[16], centre=true, eps=0.01): float32[64, 16], float32[64, 16]
+%5 = matmul(%3, %1): float32[64, 16]
+%6 = gelu(%5): float32[64, 16]
+%7 = matmul(%6, %1): float32[64, 16]
+%8 = gelu(%7): float32[64, 16]
+%9 = matmul(%8, %1): float32[64, 16]
+%10 = mul(%9, %3): float32[64, 16]
+%11 = mul(%10, %4): float32[64, 16]
+return %11
+]], 'remat_budget,dce', nil, 13000)))
   end)
 
   for name in pairs(models) do

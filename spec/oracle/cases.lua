@@ -610,6 +610,10 @@ end
 function cases.norm_add_backward(v, add)
   add { g = v:n(v.B, 5), x = v:n(v.B, 5), h = v:n(v.B, 5), normalized_shape = 5, centre = true, params = false,
     eps = 0.01 }
+  add { g = v:n(v.B, 5), x = v:n(v.B, 5), more = v:n(v.B, 5), weight = v:n(5), normalized_shape = 5, centre = true,
+    params = true, eps = 0.01 }
+  add { g = v:n(v.B, 5), x = v:n(v.B, 5), h = v:n(v.B, 5), more = v:n(v.B, 5), normalized_shape = 5,
+    centre = false, params = true, eps = 0.01 }
   add { g = v:n(v.B, 2, 3), x = v:n(v.B, 2, 3), h = v:n(v.B, 2, 3), weight = v:n(2, 3), normalized_shape = { 2, 3 },
     centre = true, params = true, eps = 1e-5 }
   add { g = v:n(v.B, 5), x = v:n(v.B, 5), h = v:n(v.B, 5), weight = v:n(5),
@@ -836,6 +840,16 @@ local function rows(v, names, options)
   options.param, options.ids, options.values = v:n(6, 3), v:p(6, 4), v:n(4, 3)
   for _, name in ipairs(names) do options[name] = v:u(.1, 2, 6, 3) end
   return options
+end
+for _, name in ipairs { 'sgd_', 'adam_', 'adagrad_', 'rmsprop_', 'adadelta_', 'adamax_' } do
+  local plain = cases[name]
+  cases[name] = function(v, add)
+    plain(v, add)
+    plain(v, function(args)
+      args.factor = v:u(.5, 2)
+      add(args)
+    end)
+  end
 end
 cases['sgd_rows_'] = function(v, add)
   add(rows(v, {}, { lr = 0.1 }))

@@ -199,9 +199,8 @@ static void fold_shared_columns(FoldJob *j) {
 
 /* -- The whole --------------------------------------------------------------------------------- */
 
-static void fold_execute(FoldJob *j, const void *args, const View *x, const View *y,
-                         void *scratch) {
-  if (j->outputs == 0) return;
+/* What is read and written, behind fold_init. */
+static void fold_bind(FoldJob *j, const void *args, const View *x, const View *y) {
   j->args = args;
   j->x = x->data;
   j->y = y->data;
@@ -211,6 +210,14 @@ static void fold_execute(FoldJob *j, const void *args, const View *x, const View
   j->y_size = dtype_size((DType)y->dtype);
   j->size = j->cls == PW_F32 ? 4 : 8;
   j->native = block_is_native((DType)x->dtype, j->cls);
+}
+
+static void fold_execute(FoldJob *j, const void *args, const View *x, const View *y, void *scratch)
+    __attribute__((unused));
+static void fold_execute(FoldJob *j, const void *args, const View *x, const View *y,
+                         void *scratch) {
+  if (j->outputs == 0) return;
+  fold_bind(j, args, x, y);
   j->partial = scratch;
   if (j->by_rows && j->chunks > 1) fold_shared_rows(j);
   else if (j->by_rows) mf_parallel(j->outputs, 1 + FOLD_GRAIN / (j->count + 16), fold_rows, j);

@@ -12,6 +12,7 @@
 #ifndef MF_FOLD_PLAN_H
 #define MF_FOLD_PLAN_H
 #include "block.h"
+#include "folding.h"
 #include "lanes.h"
 
 typedef union Word {
@@ -172,6 +173,27 @@ static void fold_init(FoldJob *j, const Fold *fold, PointwiseClass cls, const Vi
     parts = parts < most ? parts : most;
     j->parts = parts > 1 ? parts : 0;
   }
+}
+
+/* The class that a reduction of x to y is computed in. */
+static inline PointwiseClass fold_class(const Folding *f, DType x, DType y) {
+  if (f->of_input) return block_class(x);
+  if (x == F64 || y == F64) return dtype_is_float(x) || dtype_is_float(y) ? PW_F64 : PW_I64;
+  if (dtype_is_float(x)) return PW_F32;
+  return dtype_is_float(y) ? PW_F64 : PW_I64;
+}
+
+/* Sets j up for the reduction f of x to y. */
+static void fold_init_views(FoldJob *j, const Folding *f, const View *x, const View *y) {
+  int64_t step[MF_MAX_DIMS]; /* of y, for each dim of x */
+  uint32_t mask = 0;
+  for (int i = 0; i < f->dims->n; i++) mask |= 1u << f->dims->v[i];
+  for (int d = 0, k = 0; d < x->ndim; d++) {
+    bool reduced = mask >> d & 1;
+    step[d] = reduced ? 0 : y->stride[k];
+    k += !reduced || f->keepdim;
+  }
+  fold_init(j, f->fold, fold_class(f, (DType)x->dtype, (DType)y->dtype), x, mask, step);
 }
 
 /* Bytes of scratch that fold_execute needs. */

@@ -16,10 +16,16 @@
  * registers (fused_run.h).
  *
  * An output may have the memory of an input (OP_BLOCKWISE). A block of it is then written after the
- * last reader of that input, at once or at the end of the program. */
+ * last reader of that input, at once or at the end of the program.
+ *
+ * What reductions read is an output too, but one of which only a row of FOLD_ROW elements is there
+ * at a time: it is made, and folded into the accumulators as the reduction alone would do it (see
+ * fold_plan.h), with the work cut at the same places. So where that one would have read a tensor
+ * without gaps along its rows, results are the same bit for bit. */
 #define WALK_OPERANDS 24
 #include "op_program.h"
 
+#include "fold.h"
 #include "fused_run.h"
 #include "op_args.h"
 #include "pointwise_kernel.h"
@@ -34,6 +40,7 @@ enum {
   FUSED_VALUES = PROGRAM_TENSORS + PROGRAM_STEPS,
   FUSED_CELLS = WALK_OPERANDS + PROGRAM_STEPS * (PROGRAM_INPUTS + 2) + PROGRAM_TENSORS,
   FUSED_PLACES = FUSED_CELLS + PROGRAM_STEPS,
+  FUSED_FOLDS = 8,      /* reductions at most */
   FUSED_GRAIN = 1 << 16 /* elements times steps that are worth a thread */
 };
 
@@ -49,7 +56,8 @@ static Meta *add_step_meta(Infer *I) {
   return ((StepInfer *)I)->meta;
 }
 
-static int infer_step(Infer *I, const Program *p, int s, Meta *metas) {
+/* Reductions get their arguments as inference has made them. */
+static int infer_step(Infer *I, Program *p, int s, Meta *metas) {
   const ProgramStep *step = &p->steps[s];
   const Op *op = &op_table[step->op];
   const Meta *in[PROGRAM_INPUTS];
@@ -67,13 +75,36 @@ static int infer_step(Infer *I, const Program *p, int s, Meta *metas) {
                              .device = I->device,
                              .add = add_step_meta},
                    .meta = &metas[s]};
-  return op->spec[0]->infer(&ask.infer);
+  int rc = op->spec[0]->infer(&ask.infer);
+  if (op->spec[0]->folding) memcpy((char *)p + step->args, args.bytes, op->args_size);
+  return rc;
+}
+
+static bool same_dims(const IntList *a, const IntList *b) {
+  return a->n == b->n && !memcmp(a->v, b->v, sizeof *a->v * (size_t)a->n);
+}
+
+/* Whether the reductions of a program, behind `points` steps, are few and over the same dims. */
+static int check_folds(Infer *I, const Program *p, int points) {
+  Folding first, f;
+  int n = 0;
+  for (int k = 0; k < p->n_out; k++) n += p->out[k] >= points;
+  if (n != p->n_steps - points || n > FUSED_FOLDS)
+    return infer_error(I, "there are %d reductions and %d results of them, %d are possible",
+                       p->n_steps - points, n, (int)FUSED_FOLDS);
+  for (int s = points; s < p->n_steps; s++) {
+    op_table[p->steps[s].op].spec[0]->folding(op_program_args(p, s), s > points ? &f : &first);
+    if (s > points && !same_dims(f.dims, first.dims))
+      return infer_error(I, "step %d reduces other dims than the one before", s);
+  }
+  return 0;
 }
 
 static int fused_infer(Infer *I) {
   const struct fused_args *a = I->args;
   Program *p = a->body;
   Meta metas[PROGRAM_STEPS];
+  int points = p ? op_program_points(p) : 0;
   if (!p) return infer_error(I, "there is no program");
   if (a->n_xs != p->n_in)
     return infer_error(I, "%lld tensors are given, the program takes %d", (long long)a->n_xs,
@@ -85,7 +116,8 @@ static int fused_infer(Infer *I) {
   for (int s = 0; s < p->n_steps; s++) {
     int rc = infer_step(I, p, s, metas);
     if (rc) return rc;
-    if (!shape_equal(metas[s].ndim, metas[s].shape, metas[0].ndim, metas[0].shape))
+    bool same = shape_equal(metas[s].ndim, metas[s].shape, metas[0].ndim, metas[0].shape);
+    if (s < points && !same)
       return infer_error(I, "step %d makes another shape than those before", s);
     int8_t *dtype = &p->steps[s].dtype;
     if (*dtype != DTYPE_NONE && *dtype != metas[s].dtype)
@@ -93,6 +125,8 @@ static int fused_infer(Infer *I) {
                          dtype_name((DType)metas[s].dtype), dtype_name((DType)*dtype));
     *dtype = (int8_t)metas[s].dtype;
   }
+  int rc = check_folds(I, p, points);
+  if (rc) return rc;
   for (int k = 0; k < p->n_out; k++) {
     Meta *out = infer_add(I);
     if (!out) return MF_ENOMEM;
@@ -133,16 +167,24 @@ typedef struct FusedConstant {
   const void *from;
 } FusedConstant;
 
+/* One reduction: of the operand of the walk whose elements it folds. */
+typedef struct FusedFold {
+  FoldJob job;
+  int operand;
+} FusedFold;
+
 typedef struct FusedJob {
-  Walk walk; /* outputs, then inputs of more than one element */
+  Walk walk; /* outputs, of which the first n_rows are what is folded; then inputs of more than one
+                element */
   FusedOp ops[PROGRAM_STEPS * (PROGRAM_INPUTS + 2) + 2 * WALK_OPERANDS];
   FusedConstant constants[PROGRAM_TENSORS * PW_CLASSES + PROGRAM_STEPS * PROGRAM_INPUTS];
   int16_t direct[WALK_OPERANDS]; /* operands that are places themselves */
   bool written[WALK_OPERANDS];   /* outputs that are made in place */
-  int n_ops, n_constants, n_direct, n_slots, n_cells, n_out;
+  FusedFold folds[FUSED_FOLDS];
+  int n_ops, n_constants, n_direct, n_slots, n_cells, n_out, n_rows, n_folds;
   size_t most; /* bytes an element in a slot */
   int64_t block, parts;
-  size_t slot_bytes, part_bytes;
+  size_t slot_bytes, rows_at, part_bytes; /* rows_at: where in a part what is folded lies */
   char *scratch;
 } FusedJob;
 
@@ -153,8 +195,10 @@ enum { OWN = PW_CLASSES, FORMS };
 /* While a program is resolved. Values are the inputs, then the results of the steps. */
 typedef struct Resolving {
   FusedJob *j;
-  const OpCall *call;
+  const OpCall *call; /* with the outputs of the walk, */
+  const int16_t *out; /* and the steps that make them */
   const Program *p;
+  int points;
   int16_t place[FUSED_VALUES][FORMS]; /* -1: not there */
   int16_t last[FUSED_VALUES];         /* the step that reads it last */
   int16_t operand[FUSED_VALUES];      /* of the walk; -1: single elements, values of steps */
@@ -264,8 +308,8 @@ static int result_slot(Resolving *r, int s, const FusedOp *kernel, size_t size) 
 
 /* The output that is made where it lies, while nothing later reads an input there; -1: none. */
 static int direct_output(const Resolving *r, int s) {
-  for (int o = 0; o < r->p->n_out; o++) {
-    bool direct = r->p->out[o] == s && r->flat[o];
+  for (int o = 0; o < r->call->n_out; o++) {
+    bool direct = r->out[o] == s && r->flat[o];
     for (int k = 0; k < r->p->n_in && direct; k++)
       direct = r->call->in[k].data != r->call->out[o].data || r->last[k] <= s;
     if (direct) return o;
@@ -374,8 +418,8 @@ static int resolve_step(Resolving *r, int s) {
 
 /* Outputs that were not made where they lie. */
 static void store_outputs(Resolving *r) {
-  for (int o = 0; o < r->p->n_out; o++) {
-    int value = r->p->n_in + r->p->out[o];
+  for (int o = 0; o < r->call->n_out; o++) {
+    int value = r->p->n_in + r->out[o];
     DType t = dtype_of(r, value);
     PointwiseClass cls = block_class(t);
     if (r->j->written[o]) continue;
@@ -418,18 +462,21 @@ static void walk_operands(Resolving *r) {
 static void last_readers(Resolving *r) {
   const Program *p = r->p;
   for (int k = 0; k < p->n_in; k++) r->last[k] = -1;
-  for (int s = 0; s < p->n_steps; s++) {
+  for (int s = 0; s < r->points; s++) {
     for (int k = 0; k < p->steps[s].n_in; k++) r->last[value_of(r, p->steps[s].in[k])] = (int16_t)s;
     r->last[p->n_in + s] = (int16_t)s;
   }
-  for (int o = 0; o < p->n_out; o++) r->last[p->n_in + p->out[o]] = (int16_t)p->n_steps;
+  for (int o = 0; o < r->call->n_out; o++) r->last[p->n_in + r->out[o]] = (int16_t)p->n_steps;
 }
 
-static int resolve(FusedJob *j, const OpCall *c) {
+/* c: with the outputs of the walk, which the steps `out` make. */
+static int resolve(FusedJob *j, const OpCall *c, const int16_t *out) {
   Resolving r;
   r.j = j;
   r.call = c;
+  r.out = out;
   r.p = ((const struct fused_args *)c->args)->body;
+  r.points = op_program_points(r.p);
   r.n_free = 0;
   j->n_ops = j->n_constants = j->n_direct = j->n_slots = j->n_cells = 0;
   j->most = 1;
@@ -438,7 +485,7 @@ static int resolve(FusedJob *j, const OpCall *c) {
   walk_operands(&r);
   last_readers(&r);
   memset(r.place, -1, sizeof r.place[0] * (size_t)(r.p->n_in + r.p->n_steps));
-  for (int s = 0; s < r.p->n_steps; s++) {
+  for (int s = 0; s < r.points; s++) {
     int rc = resolve_step(&r, s);
     if (rc) return rc;
   }
@@ -486,87 +533,312 @@ static void run_block(const FusedJob *j, int64_t first, int64_t n, int64_t padde
   }
 }
 
+/* What is there of what is folded: the row from element `first` on. */
+typedef struct FusedRows {
+  char *data[FUSED_FOLDS];
+  int64_t first;
+} FusedRows;
+
+/* Element i of operand k. */
+static char *element_at(const FusedJob *j, const FusedRows *rows, int k, int64_t i) {
+  int64_t size = (int64_t)j->walk.size[k];
+  return k < j->n_rows ? rows->data[k] + (i - rows->first) * size : j->walk.data[k] + i * size;
+}
+
 /* The rest, n < PW_PAD elements: tensors are places by copies of their ends. */
-static void run_rest(const FusedJob *j, int64_t first, int64_t n, char **at) {
+static void run_rest(const FusedJob *j, const FusedRows *rows, int64_t first, int64_t n,
+                     char **at) {
   char ends[WALK_OPERANDS][PW_PAD * sizeof(double)] __attribute__((aligned(64)));
   const Walk *w = &j->walk;
   for (int i = 0; i < j->n_direct; i++) {
     int k = j->direct[i];
     at[k] = ends[k];
     memset(ends[k], 0, sizeof ends[k]);
-    if (k >= j->n_out)
-      memcpy(ends[k], w->data[k] + first * (int64_t)w->size[k], (size_t)n * w->size[k]);
+    if (k >= j->n_out) memcpy(ends[k], element_at(j, rows, k, first), (size_t)n * w->size[k]);
   }
   run_block(j, first, n, PW_PAD, at);
   for (int i = 0; i < j->n_direct; i++) {
     int k = j->direct[i];
     if (k < j->n_out && j->written[k])
-      memcpy(w->data[k] + first * (int64_t)w->size[k], ends[k], (size_t)n * w->size[k]);
+      memcpy(element_at(j, rows, k, first), ends[k], (size_t)n * w->size[k]);
   }
 }
 
-/* Parts [begin, end) of all elements, each with slots of its own. */
+/* Elements [first, last). */
+static void run_range(const FusedJob *j, const FusedRows *rows, int64_t first, int64_t last,
+                      char **at) {
+  int64_t i = first;
+  for (int64_t n; last - i >= PW_PAD; i += n) {
+    n = last - i < j->block ? (last - i) & ~(int64_t)(PW_PAD - 1) : j->block;
+    for (int k = 0; k < j->n_direct; k++) at[j->direct[k]] = element_at(j, rows, j->direct[k], i);
+    run_block(j, i, n, n, at);
+  }
+  if (i < last) run_rest(j, rows, i, last - i, at);
+}
+
+/* One of the threads' parts: its places, with slots and cells of its own. */
+typedef struct FusedPart {
+  char *at[FUSED_PLACES];
+  FusedRows rows;
+  char cells[PROGRAM_STEPS][FUSED_CELL] __attribute__((aligned(64)));
+} FusedPart;
+
+static void open_part(const FusedJob *j, int64_t part, FusedPart *p) {
+  char *base = j->scratch + (size_t)part * j->part_bytes;
+  for (int k = 0; k < j->n_slots; k++) p->at[j->walk.n + k] = base + (size_t)k * j->slot_bytes;
+  for (int k = 0; k < j->n_rows; k++)
+    p->rows.data[k] = base + j->rows_at + (size_t)k * (FOLD_ROW * sizeof(double) + FUSED_SKEW);
+  for (int k = 0; k < j->n_cells; k++) p->at[FUSED_CELLS + k] = p->cells[k];
+  for (int k = 0; k < j->n_constants; k++) {
+    const FusedConstant *c = &j->constants[k];
+    BlockConvert *load = block_loads[c->cls][c->dtype];
+    int64_t most = c->cell ? LANES_BYTES / (int64_t)pw_class_size(c->cls) : j->block;
+    pw_fill(load, (PointwiseClass)c->cls, c->from, most, (void *)p->at[c->place]);
+  }
+}
+
+/* Parts [begin, end) of all elements. */
 static void run_parts(int64_t begin, int64_t end, void *arg) {
   const FusedJob *j = arg;
-  const Walk *w = &j->walk;
-  char *at[FUSED_PLACES];
-  char cells[PROGRAM_STEPS][FUSED_CELL] __attribute__((aligned(64)));
+  int64_t numel = j->walk.numel;
+  FusedPart p;
   for (int64_t part = begin; part < end; part++) {
-    int64_t i = w->numel / PW_PAD * part / j->parts * PW_PAD,
-            last =
-                part + 1 < j->parts ? w->numel / PW_PAD * (part + 1) / j->parts * PW_PAD : w->numel;
-    for (int k = 0; k < j->n_slots; k++)
-      at[w->n + k] = j->scratch + (size_t)part * j->part_bytes + (size_t)k * j->slot_bytes;
-    for (int k = 0; k < j->n_cells; k++) at[FUSED_CELLS + k] = cells[k];
-    for (int k = 0; k < j->n_constants; k++) {
-      const FusedConstant *c = &j->constants[k];
-      BlockConvert *load = block_loads[c->cls][c->dtype];
-      int64_t most = c->cell ? LANES_BYTES / (int64_t)pw_class_size(c->cls) : j->block;
-      pw_fill(load, (PointwiseClass)c->cls, c->from, most, (void *)at[c->place]);
+    int64_t first = numel / PW_PAD * part / j->parts * PW_PAD;
+    open_part(j, part, &p);
+    run_range(j, &p.rows, first,
+              part + 1 < j->parts ? numel / PW_PAD * (part + 1) / j->parts * PW_PAD : numel, p.at);
+  }
+}
+
+/* -- Reductions -------------------------------------------------------------------------------- */
+
+/* Makes the row of n elements from `first` on of what is folded. */
+static void make_row(const FusedJob *j, FusedPart *p, int64_t first, int64_t n) {
+  p->rows.first = first;
+  run_range(j, &p->rows, first, first + n, p->at);
+}
+
+/* A piece of one output's elements, of which `chunks` are made: into partial[piece][2]. */
+static void fold_piece(const FusedJob *j, FusedPart *p, int64_t piece) {
+  const FoldJob *like = &j->folds[0].job;
+  int64_t c = piece % like->chunks, first = c * like->chunk, last = fold_chunk_end(like, c);
+  int64_t before = piece / like->chunks * like->count;
+  for (int f = 0; f < j->n_folds; f++)
+    fold_start(&j->folds[f].job, 1, j->folds[f].job.partial + piece * 2, 1);
+  for (int64_t i = first, n; i < last; i += n) {
+    n = last - i < FOLD_ROW ? last - i : FOLD_ROW;
+    make_row(j, p, before + i, n);
+    for (int f = 0; f < j->n_folds; f++) {
+      const FusedFold *fold = &j->folds[f];
+      fold_run(&fold->job, p->rows.data[fold->operand], n, 1, i - first,
+               fold->job.partial + piece * 2);
     }
-    for (int64_t n; last - i >= PW_PAD; i += n) {
-      n = last - i < j->block ? (last - i) & ~(int64_t)(PW_PAD - 1) : j->block;
-      for (int k = 0; k < j->n_direct; k++)
-        at[j->direct[k]] = w->data[j->direct[k]] + i * (int64_t)w->size[j->direct[k]];
-      run_block(j, i, n, n, at);
+  }
+}
+
+static void finish_fold(const FoldJob *job, int64_t output, Word *acc) {
+  int64_t x, y;
+  fold_place(job, job->n_kept, output, &x, &y);
+  fold_finish(job, 1, acc, 1, job->y + y * (int64_t)job->y_size, 1);
+}
+
+/* Outputs that have at most FOLD_ROW elements together. */
+static void fold_short(const FusedJob *j, FusedPart *p, int64_t first, int64_t n) {
+  int64_t count = j->folds[0].job.count;
+  if (count) make_row(j, p, first * count, n * count);
+  for (int f = 0; f < j->n_folds; f++) {
+    const FusedFold *fold = &j->folds[f];
+    const char *row = p->rows.data[fold->operand];
+    for (int64_t i = 0; i < n; i++) {
+      Word acc[2];
+      fold_start(&fold->job, 1, acc, 1);
+      if (count)
+        fold_run(&fold->job, row + i * count * (int64_t)fold->job.x_size, count, 1, 0, acc);
+      finish_fold(&fold->job, first + i, acc);
     }
-    if (i < last) run_rest(j, i, last - i, at);
+  }
+}
+
+/* An output of more elements. */
+static void fold_long(const FusedJob *j, FusedPart *p, int64_t output) {
+  int64_t count = j->folds[0].job.count;
+  Word acc[FUSED_FOLDS][2];
+  for (int f = 0; f < j->n_folds; f++) fold_start(&j->folds[f].job, 1, acc[f], 1);
+  for (int64_t i = 0, n; i < count; i += n) {
+    n = count - i < FOLD_ROW ? count - i : FOLD_ROW;
+    make_row(j, p, output * count + i, n);
+    for (int f = 0; f < j->n_folds; f++)
+      fold_run(&j->folds[f].job, p->rows.data[j->folds[f].operand], n, 1, i, acc[f]);
+  }
+  for (int f = 0; f < j->n_folds; f++) finish_fold(&j->folds[f].job, output, acc[f]);
+}
+
+/* Parts [begin, end) of all outputs, or of the pieces of their elements. */
+static void fold_parts_of(int64_t begin, int64_t end, void *arg) {
+  const FusedJob *j = arg;
+  const FoldJob *like = &j->folds[0].job;
+  int64_t together = like->count ? FOLD_ROW / like->count : FOLD_ROW,
+          units = like->outputs * like->chunks;
+  FusedPart p;
+  for (int64_t part = begin; part < end; part++) {
+    int64_t i = units * part / j->parts, last = units * (part + 1) / j->parts;
+    open_part(j, part, &p);
+    for (int64_t n; i < last; i += n) {
+      n = like->chunks > 1 || together < 1 ? 1 : last - i < together ? last - i : together;
+      if (like->chunks > 1) fold_piece(j, &p, i);
+      else if (together < 1) fold_long(j, &p, i);
+      else fold_short(j, &p, i, n);
+    }
+  }
+}
+
+static void run_folds(FusedJob *j) {
+  const FoldJob *like = &j->folds[0].job;
+  mf_parallel(j->parts, 1, fold_parts_of, j);
+  for (int f = 0; f < j->n_folds && like->chunks > 1; f++) {
+    const FoldJob *job = &j->folds[f].job;
+    for (int64_t o = 0; o < job->outputs; o++) {
+      Word *acc = job->partial + o * job->chunks * 2;
+      for (int64_t c = 1; c < job->chunks; c++)
+        job->fold->join[job->cls](1, acc, c * job->chunk, acc + c * 2,
+                                  fold_chunk_end(job, c) - c * job->chunk, 1);
+      finish_fold(job, o, acc);
+    }
   }
 }
 
 /* -- The op ------------------------------------------------------------------------------------ */
 
-/* Bytes of slots that one part may need, whatever the data. */
-static size_t part_bytes(const Program *p) {
-  size_t slots = (size_t)p->n_out;
+/* Words for the pieces of few outputs. */
+enum { FUSED_PARTIAL = FOLD_FEW * FOLD_CHUNKS * 2 };
+
+/* Bytes of slots that one part may need, whatever the data; with the rows that are folded, which
+ * begin at *rows. */
+static size_t part_bytes(const Program *p, int folds, size_t *rows) {
+  size_t slots = (size_t)p->n_out + (size_t)folds;
   for (int s = 0; s < p->n_steps; s++) slots += (size_t)p->steps[s].n_in + 2;
-  return scratch_aligned(FUSED_L1 + slots * (FUSED_LEAST * sizeof(double) + FUSED_SKEW));
+  *rows = scratch_aligned(FUSED_L1 + slots * (FUSED_LEAST * sizeof(double) + FUSED_SKEW));
+  return scratch_aligned(*rows + (size_t)folds * (FOLD_ROW * sizeof(double) + FUSED_SKEW));
 }
 
 static size_t fused_scratch(const OpCall *c) {
-  const struct fused_args *a = c->args;
-  return part_bytes(a->body) * (size_t)thread_count();
+  const Program *p = ((const struct fused_args *)c->args)->body;
+  int folds = p->n_steps - op_program_points(p);
+  size_t rows, bytes = part_bytes(p, folds, &rows) * (size_t)thread_count();
+  return bytes + (size_t)folds * FUSED_PARTIAL * sizeof(Word);
+}
+
+/* The shape over which the pointwise steps go, that of the inputs together; and the input that has
+ * it, if there is one without gaps. */
+static const View *whole_shape(const OpCall *c, View *to, int64_t *shape) {
+  const View *like = NULL;
+  to->ndim = 0;
+  for (int k = 0; k < c->n_in; k++)
+    if (c->in[k].ndim > to->ndim) to->ndim = c->in[k].ndim;
+  for (int d = 0; d < to->ndim; d++) shape[d] = 1;
+  for (int k = 0; k < c->n_in; k++)
+    for (int d = 0, shift = to->ndim - c->in[k].ndim; d < c->in[k].ndim; d++)
+      if (c->in[k].shape[d] != 1) shape[d + shift] = c->in[k].shape[d];
+  for (int k = 0; k < c->n_in && !like; k++) {
+    const View *v = &c->in[k];
+    if (shape_equal(v->ndim, v->shape, to->ndim, shape) &&
+        shape_is_dense(v->ndim, v->shape, v->stride))
+      like = v;
+  }
+  to->shape = shape;
+  return like;
+}
+
+/* What a job has beside it while it is set up. */
+typedef struct FusedOutputs {
+  OpCall call; /* whose outputs are those of the walk */
+  View views[WALK_OPERANDS];
+  int16_t steps[WALK_OPERANDS];
+  int64_t shape[MF_MAX_DIMS], stride[MF_MAX_DIMS];
+} FusedOutputs;
+
+/* The operand that step s makes for reductions; a new one if there is none. */
+static int row_of(FusedJob *j, FusedOutputs *o, int s, const View *like) {
+  for (int k = 0; k < j->n_rows; k++)
+    if (o->steps[k] == s) return k;
+  const Program *p = ((const struct fused_args *)o->call.args)->body;
+  o->views[j->n_rows] = *like;
+  o->views[j->n_rows].dtype = (uint8_t)p->steps[s].dtype;
+  o->steps[j->n_rows] = (int16_t)s;
+  return j->n_rows++;
+}
+
+/* The reductions, whose order of elements is that of rows, or when they take all elements that of
+ * the first input. */
+static void find_folds(FusedJob *j, const OpCall *c, FusedOutputs *o) {
+  const Program *p = ((const struct fused_args *)c->args)->body;
+  int points = op_program_points(p);
+  View whole = {.data = NULL};
+  const View *like = whole_shape(c, &whole, o->shape);
+  shape_contiguous(whole.ndim, whole.shape, o->stride);
+  whole.stride = o->stride;
+  if (like) whole.whole = like->whole;
+  for (int k = 0; k < p->n_out; k++) {
+    if (p->out[k] < points) continue;
+    const ProgramStep *step = &p->steps[p->out[k]];
+    const void *args = op_program_args(p, p->out[k]);
+    FusedFold *fold = &j->folds[j->n_folds++];
+    Folding f;
+    op_table[step->op].spec[OP_ISA]->folding(args, &f);
+    if (like && f.dims->n == whole.ndim)
+      memcpy(o->stride, like->stride, sizeof *o->stride * (size_t)whole.ndim);
+    fold->operand = row_of(j, o, ~step->in[0], &whole);
+    fold_init_views(&fold->job, &f, &o->views[fold->operand], &c->out[k]);
+    fold_bind(&fold->job, args, &o->views[fold->operand], &c->out[k]);
+  }
+}
+
+/* The outputs of the walk: what is folded, and what is written. */
+static void find_outputs(FusedJob *j, const OpCall *c, FusedOutputs *o) {
+  const Program *p = ((const struct fused_args *)c->args)->body;
+  int points = op_program_points(p);
+  o->call = *c;
+  j->n_rows = j->n_folds = 0;
+  if (points < p->n_steps) find_folds(j, c, o);
+  o->call.n_out = j->n_rows;
+  for (int k = 0; k < p->n_out; k++) {
+    if (p->out[k] >= points) continue;
+    o->views[o->call.n_out] = c->out[k];
+    o->steps[o->call.n_out++] = p->out[k];
+  }
+  o->call.out = o->views;
+}
+
+/* How much is done at a time, and in how many parts. */
+static void cut(FusedJob *j, const OpCall *c, const Program *p) {
+  int64_t threads = thread_count(), places = j->n_slots + j->n_direct;
+  int64_t block = FUSED_L1 / (places * (int64_t)j->most);
+  if (block > FUSED_MOST) block = FUSED_MOST;
+  if (block < FUSED_LEAST) block = FUSED_LEAST;
+  if (block > j->walk.numel + PW_PAD) block = j->walk.numel + PW_PAD; /* constants fill all of it */
+  j->block = block & ~(int64_t)(PW_PAD - 1);
+  j->slot_bytes = scratch_aligned((size_t)j->block * j->most) + FUSED_SKEW;
+  j->part_bytes = part_bytes(p, p->n_steps - op_program_points(p), &j->rows_at);
+  j->scratch = c->scratch;
+  char *partial = j->scratch + j->part_bytes * (size_t)threads;
+  for (int f = 0; f < j->n_folds; f++)
+    j->folds[f].job.partial = (Word *)(void *)partial + f * FUSED_PARTIAL;
+  j->parts = j->walk.numel * p->n_steps / FUSED_GRAIN;
+  if (j->parts > threads) j->parts = threads;
+  if (j->parts < 1) j->parts = 1;
 }
 
 static int fused_cpu(const OpCall *c) {
   const struct fused_args *a = c->args;
   FusedJob j;
-  if (view_numel(&c->out[0]) == 0) return 0;
-  int rc = resolve(&j, c);
+  FusedOutputs o;
+  find_outputs(&j, c, &o);
+  if (view_numel(&o.views[0]) == 0 && (!j.n_folds || !j.folds[0].job.outputs)) return 0;
+  int rc = resolve(&j, &o.call, o.steps);
   if (rc) return rc;
-  int64_t threads = thread_count(), places = j.n_slots + j.n_direct;
-  int64_t block = FUSED_L1 / (places * (int64_t)j.most);
-  if (block > FUSED_MOST) block = FUSED_MOST;
-  if (block < FUSED_LEAST) block = FUSED_LEAST;
-  if (block > j.walk.numel + PW_PAD) block = j.walk.numel + PW_PAD; /* constants fill all of it */
-  j.block = block & ~(int64_t)(PW_PAD - 1);
-  j.slot_bytes = scratch_aligned((size_t)j.block * j.most) + FUSED_SKEW;
-  j.part_bytes = part_bytes(a->body);
-  j.scratch = c->scratch;
-  j.parts = j.walk.numel * a->body->n_steps / FUSED_GRAIN;
-  if (j.parts > threads) j.parts = threads;
-  if (j.parts < 1) j.parts = 1;
-  mf_parallel(j.parts, 1, run_parts, &j);
+  cut(&j, c, a->body);
+  if (j.n_folds) run_folds(&j);
+  else mf_parallel(j.parts, 1, run_parts, &j);
   return 0;
 }
 
@@ -582,7 +854,8 @@ static double fused_flops(const OpCall *c) {
   return most * a->body->n_steps;
 }
 
-/* The results of a program of pointwise ops on xs; see op_program.h. Made by the compiler. */
+/* The results of a program of pointwise ops on xs, and of reductions of what they make; see
+ * op_program.h. Made by the compiler. */
 OP(fused, .signature = "fused(Tensor[] xs, program body) -> Tensor[]",
    .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .infer = fused_infer, .cpu = fused_cpu,
    .scratch = fused_scratch, .flops = fused_flops)

@@ -16,8 +16,9 @@ enum {
   FLUSH = 32 /* lines summed in the elements' own type */,
   NORM_PART = 1 << 17,
   NORM_PARTS = 64,
-  NORM_H = 2,     /* of the backward's inputs: what is added to gx */
-  NORM_INPUTS = 3 /* that are lines, at most */
+  NORM_H = 2,     /* of the backward's inputs: what is added to gx, */
+  NORM_MORE = 3,  /* and what is added to g */
+  NORM_INPUTS = 4 /* that are lines, at most */
 };
 
 /* -- Layer and RMS norm ------------------------------------------------------------------------ */
@@ -25,8 +26,8 @@ enum {
 typedef struct NormJob {
   Lines lines;
   bool centre;
-  bool adds; /* forward: the two inputs, to the second output */
-  int h;     /* backward: the operand that is added to gx; 0: none */
+  bool adds;   /* forward: the two inputs, to the second output */
+  int h, more; /* backward: the operands that are added to gx and to g; 0: none */
   double eps;
   int64_t n;
   char *w, *b; /* n each, of the compute type */
@@ -80,7 +81,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   PointwiseClass cls = block_class((DType)c->out[0].dtype);
   size_t size = cls == PW_F64 ? 8 : 4;
   int given = n_in;
-  n_in = j->h = 0;
+  n_in = j->h = j->more = 0;
   for (int i = 0; i < given; i++) {
     int64_t n, step;
     int k = n_in;
@@ -88,6 +89,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
     in[k] = c->in[i];
     n_in++;
     if (i == NORM_H) j->h = n_in;
+    if (i == NORM_MORE) j->more = n_in;
     if (lines_merge(&in[k], first, in[k].ndim, &n, &step)) continue;
     char *at =
         scratch_take(base, &used, (size_t)view_numel(&in[k]) * dtype_size((DType)in[k].dtype));
@@ -98,6 +100,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
   lines_init(&j->lines, cls, 0, first, c->out[0].ndim, n_out, c->out, n_in, in);
   j->n = j->lines.length[0];
   if (backward) j->lines.parts = norm_parts(j->lines.lines, j->n, j->lines.lines / FLUSH);
+  if (j->more) lines_want(&j->lines, (size_t)j->n * size);
   j->lines.scratch = scratch_take(base, &used, lines_scratch(&j->lines));
   j->w = scratch_take(base, &used, (size_t)j->n * size);
   j->b = scratch_take(base, &used, (size_t)j->n * size);
@@ -157,6 +160,7 @@ static size_t norm_prepare(NormJob *j, const OpCall *c, int first, int n_in, con
         double mean, rstd, s1 = 0, s2 = 0;                                                         \
         lines_open(l, &at, l->scratch + (size_t)part * l->part_bytes, p);                          \
         const T *g = p[1], *x = p[2], *w = (const T *)j->w;                                        \
+        if (j->more) norm_add_##C(j->n, g, p[j->more], p[l->n]), g = p[l->n];                      \
         line_moments_##C(j, x, &mean, &rstd);                                                      \
         norm_sums_##C(j->n, g, x, (T)mean, (T)rstd, w, gw, gb, &s1, &s2);                          \
         norm_input_##C(j->n, g, x, (T)mean, (T)rstd, w, (T)(j->centre ? s1 * scale : 0),           \
@@ -468,21 +472,24 @@ static int add_norm_sbp(SbpAsk *q) {
 }
 
 /* layer_norm of x + r, without `centre` rms_norm, and x + r itself. Made by compiled steps of the
- * two ops, so that it has no gradient itself. */
+ * two ops, so that it has no gradient itself. A line is read before one of the outputs is written. */
 OP(add_norm,
    .signature =
        "add_norm(Tensor x, Tensor r, Tensor? weight, Tensor? bias, int[] "
        "normalized_shape, bool centre, float eps) -> (Tensor y, Tensor sum)",
-   .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = add_norm_sbp, .infer = add_norm_infer,
+   .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .sbp_rule = add_norm_sbp, .infer = add_norm_infer,
    .cpu = add_norm_cpu, .scratch = add_norm_scratch)
 
 static int norm_add_backward_infer(Infer *I) {
   const struct norm_add_backward_args *a = I->args;
-  int rc = norm_check(I, 1, &a->normalized_shape, 3);
+  int rc = norm_check(I, 1, &a->normalized_shape, 4);
   if (!rc) rc = gradient_check(I);
-  if (!rc) rc = infer_want_same_dtype(I, 1, NORM_H);
-  if (!rc) rc = infer_want_same_shape(I, NORM_H, 1);
-  return rc ? rc : norm_backward_outputs(I, 1, 3, &a->normalized_shape, 2, a->params);
+  for (int k = NORM_H; k <= NORM_MORE && !rc; k++) {
+    if (!I->in[k]) continue;
+    rc = infer_want_same_dtype(I, 1, k);
+    if (!rc) rc = infer_want_same_shape(I, k, 1);
+  }
+  return rc ? rc : norm_backward_outputs(I, 1, 4, &a->normalized_shape, 2, a->params);
 }
 
 static size_t norm_add_backward_prepare(NormJob *j, const OpCall *c, char *base) {
@@ -490,7 +497,7 @@ static size_t norm_add_backward_prepare(NormJob *j, const OpCall *c, char *base)
   j->centre = a->centre;
   j->adds = false;
   j->eps = a->eps;
-  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 3, &c->in[3], NULL, true,
+  return norm_prepare(j, c, c->out[0].ndim - (int)a->normalized_shape.n, 4, &c->in[4], NULL, true,
                       base);
 }
 
@@ -510,14 +517,14 @@ static int norm_add_backward_cpu(const OpCall *c) {
 
 static int norm_add_backward_sbp(SbpAsk *q) {
   const struct norm_add_backward_args *a = q->args;
-  return rows_sbp(q, q->in[1]->ndim - (int)a->normalized_shape.n, 3);
+  return rows_sbp(q, q->in[1]->ndim - (int)a->normalized_shape.n, 4);
 }
 
-/* The gradients of layer_norm, without `centre` those of rms_norm, that of x plus h, what else
- * comes to x; those of weight and bias are empty unless `params`. */
+/* The gradients of layer_norm, without `centre` those of rms_norm, for g + more; that of x plus h,
+ * what else comes to x; those of weight and bias are empty unless `params`. */
 OP(norm_add_backward,
    .signature =
-       "norm_add_backward(Tensor g, Tensor x, Tensor h, Tensor? weight, int[] "
+       "norm_add_backward(Tensor g, Tensor x, Tensor? h, Tensor? more, Tensor? weight, int[] "
        "normalized_shape, bool centre, bool params, float eps) -> (Tensor x, Tensor "
        "weight, Tensor bias)",
    .flags = OP_HIDDEN | OP_NO_GRAD, .sbp_rule = norm_add_backward_sbp,

@@ -20,6 +20,7 @@ typedef struct OpSpec OpSpec;
 typedef struct Infer Infer;
 typedef struct SbpAsk SbpAsk;
 typedef struct Program Program; /* of op_program.h */
+typedef struct Folding Folding; /* of folding.h */
 
 /* -- Inference --------------------------------------------------------------------------------- */
 
@@ -157,15 +158,15 @@ struct OpSpec {
   size_t (*scratch)(const OpCall *); /* bytes of scratch; data pointers are not to be read */
   double (*flops)(const OpCall *);   /* for profiles; NULL: one per element of the result */
   PointwiseFn *pointwise[PW_CLASSES];
-  PointwiseChoose *choose; /* NULL: always those */
-  const char *expression;  /* of a pointwise op, for fused kernels */
+  PointwiseChoose *choose;                      /* NULL: always those */
+  const char *expression;                       /* of a pointwise op, for fused kernels */
+  void (*folding)(const void *args, Folding *); /* of a reduction: see folding.h */
 };
 
-/* Records of this compilation: op_NAME__v3 and so on. */
+/* Records of this compilation, op_NAME__v3 and so on, and its place in spec[] (with op_ids.h). */
 #define MF_PASTE2(a, b) a##b
 #define MF_PASTE(a, b) MF_PASTE2(a, b)
 #define OP_SYMBOL(name) MF_PASTE(op_##name##__, MF_ISA)
-/* The place of this compilation in spec[]; with op_ids.h. */
 #define OP_ISA MF_PASTE(OP_INDEX_, MF_ISA)
 #define OP(name, ...)                  \
   extern const OpSpec OP_SYMBOL(name); \
@@ -239,8 +240,7 @@ extern const uint64_t op_table_hash;
 
 /* Which of spec[] suits a CPU of this level (cpuid_isa). */
 int op_isa_index(int level);
-/* NULL when there is none of that name. */
-const Op *op_find(const char *name);
+const Op *op_find(const char *name); /* NULL: there is none of that name */
 
 /* The tensor param (0-based among tensor params) to which flattened input k belongs. */
 int op_param_of_input(const Op *op, const void *args, int k);

@@ -20,6 +20,38 @@ static bool is_pointwise(const Op *op) {
   return false;
 }
 
+static bool is_reduction(const Op *op) {
+  return op->spec[0]->folding;
+}
+
+/* The number of the first reduction, or of all steps. */
+static int count_points(int n_steps, const ProgramStep *steps) {
+  int n = 0;
+  while (n < n_steps && !is_reduction(&op_table[steps[n].op])) n++;
+  return n;
+}
+
+int op_program_points(const Program *p) {
+  return count_points(p->n_steps, p->steps);
+}
+
+bool op_program_reduces(const Op *op, const void *args, int k) {
+  for (int i = 0; i < op->n_params; i++) {
+    if (op->params[i].kind != PARAM_PROGRAM) continue;
+    const Program *p = *(Program *const *)(const void *)((const char *)args + op->params[i].offset);
+    if (p && k < p->n_out && p->out[k] >= op_program_points(p)) return true;
+  }
+  return false;
+}
+
+/* A step behind `points` pointwise ones, of n_in tensors. */
+static const char *check_reduction(const ProgramStep *step, int points) {
+  if (!is_reduction(&op_table[step->op])) return "a step is behind a reduction, and is none";
+  if (step->n_in != 1 || step->in[0] >= 0 || ~step->in[0] >= points)
+    return "a reduction is not of what a pointwise step makes";
+  return NULL;
+}
+
 const char *op_program_check(int n_in, int n_steps, const ProgramStep *steps, int n_out,
                              const int16_t *out) {
   if (n_steps < 1 || n_steps > PROGRAM_STEPS) return "too many steps, or none";
@@ -27,8 +59,15 @@ const char *op_program_check(int n_in, int n_steps, const ProgramStep *steps, in
     return "too many inputs and results, or none";
   for (int s = 0; s < n_steps; s++) {
     const ProgramStep *step = &steps[s];
-    if (step->op < 0 || step->op >= OP_COUNT || !is_pointwise(&op_table[step->op]))
-      return "a step is no pointwise op";
+    if (step->op < 0 || step->op >= OP_COUNT) return "a step is no op";
+  }
+  int points = count_points(n_steps, steps);
+  for (int s = 0; s < n_steps; s++) {
+    const ProgramStep *step = &steps[s];
+    const char *wrong = s < points ? NULL : check_reduction(step, points);
+    if (wrong) return wrong;
+    if (s < points && !is_pointwise(&op_table[step->op]))
+      return "a step is no pointwise op, nor a reduction";
     if (step->n_in > PROGRAM_INPUTS || step->n_in != op_table[step->op].n_tensors)
       return "a step has too many inputs, or too few";
     for (int k = 0; k < step->n_in; k++)

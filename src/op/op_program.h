@@ -1,10 +1,13 @@
-/* A small program of pointwise ops, as the argument of an op: what `fused` runs.
+/* A small program of pointwise ops, and of reductions of what they make, as the argument of an op:
+ * what `fused` runs.
  *
  * One piece of memory without pointers, so that a copy is a copy of its bytes. As text:
  *
  *   {t0 = mul(x0, x1): float32; t1 = add(t0, x2, alpha=2): float32; t0, t1}
  *
- * xK are the inputs, tK what the steps made, rounded to its dtype; at the end stand the results. */
+ * xK are the inputs, tK what the steps made, rounded to its dtype; at the end stand the results.
+ * Behind the pointwise ops may stand reductions, over the same dims, each of what a pointwise op
+ * has made; nothing in the program reads what they make. */
 #ifndef MF_OP_PROGRAM_H
 #define MF_OP_PROGRAM_H
 #include "arena.h"
@@ -37,9 +40,14 @@ struct Program {
  */
 Program *op_program_make(Arena *a, int n_in, int n_steps, const ProgramStep *steps,
                          const void *const *args, int n_out, const int16_t *out);
-/* Whether it is one: every number in its range, all ops pointwise ones. NULL, or what is wrong. */
+/* Whether it is one: every number in its range, all ops possible. NULL, or what is wrong. */
 const char *op_program_check(int n_in, int n_steps, const ProgramStep *steps, int n_out,
                              const int16_t *out);
+
+/* How many steps are pointwise. */
+int op_program_points(const Program *p);
+/* Whether output k of this op is what a program reduces something to. */
+bool op_program_reduces(const Op *op, const void *args, int k);
 
 static inline const void *op_program_args(const Program *p, int step) {
   return (const char *)p + p->steps[step].args;

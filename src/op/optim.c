@@ -2,11 +2,12 @@
  * cut into equal parts over the threads without regard to where a tensor begins. Formulas are
  * PyTorch's. Parameters, gradients and states of one index have one shape; a gradient that is not
  * of its parameter's dtype or order in memory is copied into scratch first. float16 and bfloat16
- * are computed in float32. `skip`, where given, holds two float64: when the first is not 0 the step
- * leaves all as it is, and the second says how many steps did so before, which do not count. So a
- * scaler of losses decides without anybody having to look. The *_rows_ forms update only the rows
- * named by ids, state included, once each with the sum of their gradients: rows that were not
- * looked up are left alone. */
+ * are computed in float32. `factor`, where given, is multiplied to the gradients on the way, as
+ * clipping by their common norm would have done before. `skip`, where given, holds two float64:
+ * when the first is not 0 the step leaves all as it is, and the second says how many steps did so
+ * before, which do not count. So a scaler of losses decides without anybody having to look. The
+ * *_rows_ forms update only the rows named by ids, state included, once each with the sum of their
+ * gradients: rows that were not looked up are left alone. */
 #include <math.h>
 
 #include "copy_views.h"
@@ -27,6 +28,7 @@ typedef struct Rule {
 typedef struct Fleet {
   Rule rule;
   int n, n_states;
+  double factor; /* of the gradients */
   const View *param, *grad, *state[STATES];
   const void **grad_data; /* the gradient's elements in the parameter's layout */
   int64_t *start;         /* n + 1: where each tensor begins in the run of all elements */
@@ -35,7 +37,7 @@ typedef struct Fleet {
 /* -- Steps that are left out ------------------------------------------------------------------- */
 
 static const View *skip_of(const OpCall *c) {
-  const View *skip = &c->in[c->n_in - 1]; /* behind the lists */
+  const View *skip = &c->in[c->n_in - 1]; /* behind all others */
   return view_absent(skip) ? NULL : skip;
 }
 
@@ -83,6 +85,12 @@ static void update_converted(const Fleet *f, int i, int64_t from, int64_t n, con
     uint16_t *data = (uint16_t *)f->param[i].data + from + at;
     block_loads[PW_F32][t](m, data, 1, &p);
     block_loads[PW_F32][t](m, grad + at, 1, &g);
+    if (f->factor != 1) { /* rounded as it would be in memory */
+      uint16_t rounded[BLOCK];
+      for (int64_t k = 0; k < m; k++) g.f32[k] *= (float)f->factor;
+      block_stores[PW_F32][t](m, &g, 1, rounded);
+      block_loads[PW_F32][t](m, rounded, 1, &g);
+    }
     for (int k = 0; k < f->n_states; k++) {
       states[k] = &s[k];
       block_loads[PW_F32][t](m, (uint16_t *)f->state[k][i].data + from + at, 1, &s[k]);
@@ -94,6 +102,21 @@ static void update_converted(const Fleet *f, int i, int64_t from, int64_t n, con
   }
 }
 
+/* The rule with a gradient that is multiplied first, rounded as it would be in memory. */
+#define UPDATE_SCALED(name, T, rule_field)                                             \
+  static void name(const Fleet *f, int64_t n, T *p, const T *g, void *const *states) { \
+    T scaled[BLOCK], by = (T)f->factor;                                                \
+    for (int64_t at = 0; at < n; at += BLOCK) {                                        \
+      int64_t m = n - at < BLOCK ? n - at : BLOCK;                                     \
+      void *s[STATES] = {NULL};                                                        \
+      for (int k = 0; k < f->n_states; k++) s[k] = (T *)states[k] + at;                \
+      for (int64_t i = 0; i < m; i++) scaled[i] = g[at + i] * by;                      \
+      f->rule.rule_field(m, p + at, scaled, s, f->rule.coefficients);                  \
+    }                                                                                  \
+  }
+UPDATE_SCALED(update_scaled_f32, float, f32)
+UPDATE_SCALED(update_scaled_f64, double, f64)
+
 /* Elements [from, from + n) of tensor i; grad points at the first one's gradient. */
 static void update_run(const Fleet *f, int i, int64_t from, int64_t n, const void *grad) {
   DType t = (DType)f->param[i].dtype;
@@ -104,8 +127,13 @@ static void update_run(const Fleet *f, int i, int64_t from, int64_t n, const voi
   int64_t offset = from * (int64_t)dtype_size(t);
   void *states[STATES] = {NULL};
   for (int k = 0; k < f->n_states; k++) states[k] = (char *)f->state[k][i].data + offset;
-  (t == F32 ? f->rule.f32 : f->rule.f64)(n, (char *)f->param[i].data + offset, grad, states,
-                                         f->rule.coefficients);
+  char *p = (char *)f->param[i].data + offset;
+  if (f->factor != 1) {
+    if (t == F32) update_scaled_f32(f, n, (float *)(void *)p, grad, states);
+    else update_scaled_f64(f, n, (double *)(void *)p, grad, states);
+    return;
+  }
+  (t == F32 ? f->rule.f32 : f->rule.f64)(n, p, grad, states, f->rule.coefficients);
 }
 
 static void fleet_range(int64_t begin, int64_t end, void *arg) {
@@ -125,10 +153,13 @@ static void fleet_range(int64_t begin, int64_t end, void *arg) {
   }
 }
 
-/* Inputs: n parameters, n gradients, then n of each state. */
+/* Inputs: n parameters, n gradients, then n of each state; the factor of the gradients, and skip.
+ */
 static int fleet_run(const OpCall *c, int64_t n, int n_states, Rule rule) {
-  if (is_left_out(c)) return 0;
+  const View *factor = &c->in[c->n_in - 2];
   Fleet f = {.rule = rule, .n = (int)n, .n_states = n_states, .param = c->in, .grad = c->in + n};
+  if (is_left_out(c)) return 0;
+  f.factor = view_absent(factor) ? 1 : dtype_get_f64((DType)factor->dtype, factor->data);
   for (int k = 0; k < n_states; k++) f.state[k] = c->in + n * (2 + k);
   char *at = c->scratch;
   f.start = (int64_t *)(void *)at;
@@ -157,7 +188,7 @@ static size_t list_scratch(int64_t n) {
 }
 
 static int list_run(const OpCall *c, int first, int64_t n, Rule rule) {
-  Fleet f = {.rule = rule, .n = (int)n, .param = c->in + first};
+  Fleet f = {.rule = rule, .n = (int)n, .factor = 1, .param = c->in + first};
   f.start = c->scratch;
   f.grad_data = (const void **)(void *)(f.start + n + 1);
   f.start[0] = 0;
@@ -247,12 +278,12 @@ static size_t rows_scratch(const OpCall *c) {
   return (size_t)c->in[1].shape[0] * 2 * sizeof(Lookup);
 }
 
-/* Inputs: parameter, ids [n] int64, values [n, ...], then the states. Rows named several times are
- * updated once, with the sum. */
+/* Inputs: parameter, ids [n] int64, values [n, ...], then the states, and skip. Rows named several
+ * times are updated once, with the sum. */
 static int rows_run(const OpCall *c, int n_states, Rule rule) {
   const View *p = &c->in[0];
   const int64_t *ids = c->in[1].data;
-  RowsJob j = {.fleet = {.rule = rule, .n = 1, .n_states = n_states, .param = p},
+  RowsJob j = {.fleet = {.rule = rule, .n = 1, .n_states = n_states, .factor = 1, .param = p},
                .n = c->in[1].shape[0],
                .values = c->in[2].data};
   int64_t rows = p->shape[0];
@@ -263,7 +294,7 @@ static int rows_run(const OpCall *c, int n_states, Rule rule) {
                      (long long)i, (long long)ids[i], (long long)rows);
     lookups[i] = (Lookup){ids[i], i};
   }
-  if (j.n == 0) return 0;
+  if (j.n == 0 || is_left_out(c)) return 0;
   j.width = view_numel(p) / rows;
   j.sorted = lookups_sort(j.n, rows, lookups, lookups + j.n);
   for (int k = 0; k < n_states; k++) j.fleet.state[k] = &c->in[3 + k];
@@ -279,15 +310,24 @@ static bool same_layout(const Meta *a, const Meta *b) {
          !memcmp(a->stride, b->stride, n);
 }
 
-/* Lists of one length; parameter i, its gradient and its states have one shape. */
-static int fleet_infer(Infer *I) {
-  int n = 0, first;
-  char name[64], want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
-  const Meta *skip = I->in[I->n_in - 1]; /* behind the lists */
-  op_inputs_of_param(I->op, I->args, 0, &first, &n);
+/* Of the last input. */
+static int skip_check(Infer *I) {
+  const Meta *skip = I->in[I->n_in - 1];
   if (skip && (skip->dtype != F64 || skip->ndim != 1 || skip->shape[0] != 2))
     return infer_error(I, "skip must be 2 numbers of float64");
-  for (int p = 1; p < I->op->n_tensors - 1; p++) {
+  return 0;
+}
+
+/* Lists of one length; parameter i, its gradient and its states have one shape. Behind the lists
+ * stand a number, the factor of the gradients, and skip. */
+static int fleet_infer(Infer *I) {
+  int n = 0, first, factor = I->n_in - 2, rc = skip_check(I);
+  char name[64], want[SHAPE_TEXT_MAX], have[SHAPE_TEXT_MAX];
+  op_inputs_of_param(I->op, I->args, 0, &first, &n);
+  if (I->in[factor] && !rc) rc = infer_want_float(I, factor);
+  if (I->in[factor] && !rc) rc = infer_want_ndim(I, factor, 0);
+  if (rc) return rc;
+  for (int p = 1; p < I->op->n_tensors - 2; p++) {
     int count;
     op_inputs_of_param(I->op, I->args, p, &first, &count);
     const Param *list = &I->op->params[p]; /* lists come first */
@@ -305,8 +345,7 @@ static int fleet_infer(Infer *I) {
     }
   }
   for (int i = 0; i < n; i++) {
-    int rc = infer_want_float(I, i);
-    if (rc) return rc;
+    if ((rc = infer_want_float(I, i))) return rc;
     if (!shape_is_dense(I->in[i]->ndim, I->in[i]->shape, I->in[i]->stride))
       return infer_error(I, "%s must be dense in memory", infer_name(I, i, name, sizeof name));
   }
@@ -319,13 +358,14 @@ static int rows_infer(Infer *I) {
   if (!rc) rc = infer_want_dtype(I, 1, I64);
   if (!rc) rc = infer_want_ndim(I, 1, 1);
   if (!rc) rc = infer_want_same_dtype(I, 0, 2);
+  if (!rc) rc = skip_check(I);
   if (rc) return rc;
   bool fit = values->ndim == p->ndim && p->ndim > 0 && values->shape[0] == ids->shape[0] &&
              !memcmp(values->shape + 1, p->shape + 1, sizeof(int64_t) * (size_t)(p->ndim - 1));
   if (!fit) return infer_error(I, "values must have one row of the parameter for each id");
   if (!meta_is_contiguous(p) || !meta_is_contiguous(ids) || !meta_is_contiguous(values))
     return infer_error(I, "all tensors must be contiguous");
-  for (int k = 3; k < I->n_in; k++) {
+  for (int k = 3; k < I->n_in - 1; k++) {
     char name[64];
     if (I->in[k] && !same_layout(p, I->in[k]))
       return infer_error(I,
@@ -397,16 +437,17 @@ static int together_sbp(SbpAsk *q) {
   return split_together(q, q->n_in);
 }
 
-/* All but skip. */
+/* All but factor and skip. */
 static int fleet_sbp(SbpAsk *q) {
-  return split_together(q, q->n_in - 1);
+  return split_together(q, q->n_in - 2);
 }
 
 /* Stochastic gradient descent, with momentum where bufs are given; `since`: how many steps there
  * were since they were made, of which the first, 0, sets them. */
 OP(sgd_,
    .signature =
-       "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]!? bufs, Tensor? skip=None, *, float lr, "
+       "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]!? bufs, Tensor? factor=None, Tensor? "
+       "skip=None, *, float lr, "
        "float momentum=0, float dampening=0, "
        "float weight_decay=0, bool nesterov=False, bool maximize=False, int since=1) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = sgd_cpu,
@@ -414,19 +455,25 @@ OP(sgd_,
 
 static int sgd_rows_cpu(const OpCall *c) {
   const struct sgd_rows__args *a = c->args;
-  SgdRule o = {a->lr,       a->momentum, a->dampening, a->weight_decay, a->maximize ? -1 : 1,
-               a->nesterov, a->first};
+  SgdRule o = {a->lr,
+               a->momentum,
+               a->dampening,
+               a->weight_decay,
+               a->maximize ? -1 : 1,
+               a->nesterov,
+               counted(c, a->since) <= 0};
   return rows_run(c, view_absent(&c->in[3]) ? 0 : 1, (Rule){sgd_f32, sgd_f64, &o});
 }
 
 /* The same for the rows `ids` of one parameter. */
 OP(sgd_rows_,
    .signature =
-       "sgd_rows_(Tensor! param, Tensor ids, Tensor values, Tensor!? buf, *, float lr, float "
+       "sgd_rows_(Tensor! param, Tensor ids, Tensor values, Tensor!? buf, Tensor? skip=None, *, "
+       "float lr, float "
        "momentum=0, "
-       "float dampening=0, float weight_decay=0, bool nesterov=False, bool maximize=False, bool "
-       "first=False) -> ()",
-   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e", .infer = rows_infer, .cpu = sgd_rows_cpu,
+       "float dampening=0, float weight_decay=0, bool nesterov=False, bool maximize=False, int "
+       "since=1) -> ()",
+   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, K", .infer = rows_infer, .cpu = sgd_rows_cpu,
    .scratch = rows_scratch)
 
 /* -- Adam -------------------------------------------------------------------------------------- */
@@ -490,7 +537,7 @@ static int adam_cpu(const OpCall *c) {
 OP(adam_,
    .signature =
        "adam_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_avg_sqs, "
-       "Tensor[]!? max_exp_avg_sqs, Tensor? skip=None, *, "
+       "Tensor[]!? max_exp_avg_sqs, Tensor? factor=None, Tensor? skip=None, *, "
        "float lr, float beta1, float beta2, float eps, float weight_decay, int step, bool "
        "decoupled=False, "
        "bool maximize=False) -> ()",
@@ -499,8 +546,8 @@ OP(adam_,
 
 static int adam_rows_cpu(const OpCall *c) {
   const struct adam_rows__args *a = c->args;
-  AdamRule o = adam_rule(a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step, a->decoupled,
-                         a->maximize);
+  AdamRule o = adam_rule(a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, counted(c, a->step),
+                         a->decoupled, a->maximize);
   return rows_run(c, 2, (Rule){adam_f32, adam_f64, &o});
 }
 
@@ -508,10 +555,10 @@ static int adam_rows_cpu(const OpCall *c) {
 OP(adam_rows_,
    .signature =
        "adam_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! exp_avg, Tensor! exp_avg_sq, "
-       "*, float lr, "
+       "Tensor? skip=None, *, float lr, "
        "float beta1, float beta2, float eps, float weight_decay, int step, bool decoupled=False, "
        "bool maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, V e", .infer = rows_infer, .cpu = adam_rows_cpu,
+   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, V e, K", .infer = rows_infer, .cpu = adam_rows_cpu,
    .scratch = rows_scratch)
 
 /* -- Adagrad ----------------------------------------------------------------------------------- */
@@ -549,7 +596,8 @@ static int adagrad_cpu(const OpCall *c) {
 /* Adagrad (Duchi and others, 2011). */
 OP(adagrad_,
    .signature =
-       "adagrad_(Tensor[]! params, Tensor[] grads, Tensor[]! sums, Tensor? skip=None, *, float lr, "
+       "adagrad_(Tensor[]! params, Tensor[] grads, Tensor[]! sums, Tensor? factor=None, Tensor? "
+       "skip=None, *, float lr, "
        "float lr_decay=0, float weight_decay=0, "
        "float eps=1e-10, int step, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adagrad_cpu,
@@ -557,7 +605,7 @@ OP(adagrad_,
 
 static int adagrad_rows_cpu(const OpCall *c) {
   const struct adagrad_rows__args *a = c->args;
-  AdagradRule o = {a->lr / (1 + ((double)a->step - 1) * a->lr_decay), 0, a->eps,
+  AdagradRule o = {a->lr / (1 + ((double)counted(c, a->step) - 1) * a->lr_decay), 0, a->eps,
                    a->maximize ? -1 : 1};
   return rows_run(c, 1, (Rule){adagrad_f32, adagrad_f64, &o});
 }
@@ -565,10 +613,11 @@ static int adagrad_rows_cpu(const OpCall *c) {
 /* Adagrad for the rows `ids` of one parameter. */
 OP(adagrad_rows_,
    .signature =
-       "adagrad_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! sum, *, float lr, float "
+       "adagrad_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! sum, Tensor? skip=None, *, "
+       "float lr, float "
        "lr_decay=0, "
        "float eps=1e-10, int step, bool maximize=False) -> ()",
-   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e", .infer = rows_infer, .cpu = adagrad_rows_cpu,
+   .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, K", .infer = rows_infer, .cpu = adagrad_rows_cpu,
    .scratch = rows_scratch)
 
 /* -- RMSprop ----------------------------------------------------------------------------------- */
@@ -624,7 +673,7 @@ static int rmsprop_cpu(const OpCall *c) {
 OP(rmsprop_,
    .signature =
        "rmsprop_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]!? grad_avgs, "
-       "Tensor[]!? bufs, Tensor? skip=None, *, float lr, "
+       "Tensor[]!? bufs, Tensor? factor=None, Tensor? skip=None, *, float lr, "
        "float alpha=0.99, float eps=1e-8, float weight_decay=0, float momentum=0, bool "
        "maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = rmsprop_cpu,
@@ -667,7 +716,7 @@ static int adadelta_cpu(const OpCall *c) {
 OP(adadelta_,
    .signature =
        "adadelta_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]! acc_deltas, "
-       "Tensor? skip=None, *, float lr=1, "
+       "Tensor? factor=None, Tensor? skip=None, *, float lr=1, "
        "float rho=0.9, float eps=1e-6, float weight_decay=0, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adadelta_cpu,
    .scratch = adadelta_scratch)
@@ -713,7 +762,7 @@ static int adamax_cpu(const OpCall *c) {
 OP(adamax_,
    .signature =
        "adamax_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_infs, Tensor? "
-       "skip=None, *, float lr, float beta1, "
+       "factor=None, Tensor? skip=None, *, float lr, float beta1, "
        "float beta2, float eps, float weight_decay=0, int step, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adamax_cpu,
    .scratch = adamax_scratch)

@@ -40,39 +40,19 @@ static int want_elements(Infer *I, const IntList *dims) {
   return 0;
 }
 
-/* The step of y for each dim of x. */
-static void kept_steps(const View *x, const View *y, uint32_t mask, bool keepdim, int64_t *step) {
-  for (int d = 0, k = 0; d < x->ndim; d++) {
-    bool reduced = mask >> d & 1;
-    step[d] = reduced ? 0 : y->stride[k];
-    k += !reduced || keepdim;
-  }
-}
-
-static PointwiseClass reduced_class(DType x, DType y) {
-  if (x == F64 || y == F64) return dtype_is_float(x) || dtype_is_float(y) ? PW_F64 : PW_I64;
-  if (dtype_is_float(x)) return PW_F32;
-  return dtype_is_float(y) ? PW_F64 : PW_I64;
-}
-
-static void reduce_init(FoldJob *j, const Fold *fold, const OpCall *c, const IntList *dims,
-                        bool keepdim) {
-  int64_t step[MF_MAX_DIMS];
-  const View *x = &c->in[0], *y = &c->out[0];
-  uint32_t mask = dims_mask(dims);
-  kept_steps(x, y, mask, keepdim, step);
-  fold_init(j, fold, reduced_class((DType)x->dtype, (DType)y->dtype), x, mask, step);
-}
-
-static size_t reduce_scratch(const Fold *fold, const OpCall *c, const IntList *dims, bool keepdim) {
+static size_t reduce_scratch(const OpCall *c) {
   FoldJob j;
-  reduce_init(&j, fold, c, dims, keepdim);
+  Folding f;
+  c->op->spec[OP_ISA]->folding(c->args, &f);
+  fold_init_views(&j, &f, &c->in[0], &c->out[0]);
   return fold_scratch(&j);
 }
 
-static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bool keepdim) {
+static int reduce_cpu(const OpCall *c) {
   FoldJob j;
-  reduce_init(&j, fold, c, dims, keepdim);
+  Folding f;
+  c->op->spec[OP_ISA]->folding(c->args, &f);
+  fold_init_views(&j, &f, &c->in[0], &c->out[0]);
   fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);
   return 0;
 }
@@ -181,23 +161,20 @@ static int reduce_cpu(const Fold *fold, const OpCall *c, const IntList *dims, bo
 #define MAP_SELF_LANES(V, i) LANES_AT(V, x, i)
 #define MAP_TRUE(e) ((e) != 0)
 
-/* A reduction with the arguments (x, dim, keepdim). */
-#define REDUCTION(name, fold)                            \
-  static size_t name##_scratch(const OpCall *c) {        \
-    const struct name##_args *a = c->args;               \
-    return reduce_scratch(fold, c, &a->dim, a->keepdim); \
-  }                                                      \
-  static int name##_cpu(const OpCall *c) {               \
-    const struct name##_args *a = c->args;               \
-    return reduce_cpu(fold, c, &a->dim, a->keepdim);     \
+/* A reduction with the arguments dim and keepdim, in folds of `fold`. */
+#define REDUCTION(name, how, input)                                                         \
+  static void name##_folding(const void *args, Folding *f) {                                \
+    const struct name##_args *a = args;                                                     \
+    *f = (Folding){.fold = how, .dims = &a->dim, .keepdim = a->keepdim, .of_input = input}; \
   }
+#define FOLDED(name) .cpu = reduce_cpu, .scratch = reduce_scratch, .folding = name##_folding
 
 /* -- sum, mean, prod --------------------------------------------------------------------------- */
 
 FOLD_FLOATS_LANES(sum, 0, MAP_SELF, LANES_ADD)
 FOLD_INTS(sum, 0, MAP_SELF, JOIN_SUM_INT)
 static const Fold sum_fold = {.words = 1, FOLD_TABLES(sum)};
-REDUCTION(sum, &sum_fold)
+REDUCTION(sum, &sum_fold, false)
 
 static DType sum_dtype(Infer *I, int64_t given) {
   DType x = (DType)I->in[0]->dtype;
@@ -212,15 +189,14 @@ static int sum_infer(Infer *I) {
 /* The sum over dims, all when none is given; whole numbers and bool are summed as int64. */
 OP(sum,
    .signature = "sum(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_reduce_sum, .linear = "x", .infer = sum_infer, .cpu = sum_cpu,
-   .scratch = sum_scratch)
+   .sbp_rule = sbp_reduce_sum, .linear = "x", .infer = sum_infer, FOLDED(sum))
 
 static void mean_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const void *args) {
   (void)plane, (void)args;
   for (int64_t i = 0; i < n; i++) acc[i].f /= (double)count;
 }
 static const Fold mean_fold = {.words = 1, FOLD_TABLES(sum), .finish = mean_finish};
-REDUCTION(mean, &mean_fold)
+REDUCTION(mean, &mean_fold, false)
 
 static int mean_infer(Infer *I) {
   struct mean_args *a = I->args;
@@ -235,12 +211,12 @@ static int mean_infer(Infer *I) {
 OP(mean,
    .signature = "mean(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
    .flags = OP_INDEXED, .sbp_rule = sbp_reduce_sum, .linear = "x", .infer = mean_infer,
-   .cpu = mean_cpu, .scratch = mean_scratch)
+   FOLDED(mean))
 
 FOLD_FLOATS(prod, double, 1, MAP_SELF, JOIN_PROD)
 FOLD_INTS(prod, 1, MAP_SELF, JOIN_PROD_INT)
 static const Fold prod_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TABLES(prod)};
-REDUCTION(prod, &prod_fold)
+REDUCTION(prod, &prod_fold, false)
 
 static int prod_infer(Infer *I) {
   struct prod_args *a = I->args;
@@ -250,7 +226,7 @@ static int prod_infer(Infer *I) {
 /* The product over dims, all when none is given; that of whole numbers and bool is int64. */
 OP(prod,
    .signature = "prod(Tensor x, int[] dim=[], bool keepdim=False, *, dtype? dtype=None) -> Tensor",
-   .sbp_rule = sbp_reduce, .infer = prod_infer, .cpu = prod_cpu, .scratch = prod_scratch)
+   .sbp_rule = sbp_reduce, .infer = prod_infer, FOLDED(prod))
 
 /* -- Extremes and tests ------------------------------------------------------------------------ */
 
@@ -262,8 +238,8 @@ static const Fold amax_fold = {
     .words = 1, .start = {-INFINITY}, .start_int = INT64_MIN, FOLD_TABLES(amax)};
 static const Fold amin_fold = {
     .words = 1, .start = {INFINITY}, .start_int = INT64_MAX, FOLD_TABLES(amin)};
-REDUCTION(amax, &amax_fold)
-REDUCTION(amin, &amin_fold)
+REDUCTION(amax, &amax_fold, false)
+REDUCTION(amin, &amin_fold, false)
 
 static int amax_infer(Infer *I) {
   struct amax_args *a = I->args;
@@ -280,11 +256,11 @@ static int amin_infer(Infer *I) {
 /* The largest element over dims, all when none is given; NaN where there is one. The gradient is
  * shared by equal ones. */
 OP(amax, .signature = "amax(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce_max, .infer = amax_infer, .cpu = amax_cpu, .scratch = amax_scratch)
+   .sbp_rule = sbp_reduce_max, .infer = amax_infer, FOLDED(amax))
 /* The smallest element over dims, all when none is given; NaN where there is one. The gradient is
  * shared by equal ones. */
 OP(amin, .signature = "amin(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce_min, .infer = amin_infer, .cpu = amin_cpu, .scratch = amin_scratch)
+   .sbp_rule = sbp_reduce_min, .infer = amin_infer, FOLDED(amin))
 
 FOLD_FLOATS(any, float, 0, MAP_TRUE, JOIN_MAX)
 FOLD_INTS(any, 0, MAP_TRUE, JOIN_MAX)
@@ -297,28 +273,11 @@ static const Fold all_fold = {.words = 1, .start = {1}, .start_int = 1, FOLD_TAB
 static const Fold count_nonzero_fold = {.words = 1, FOLD_TABLES(count_nonzero)};
 
 /* These read the class of x, whatever the result is. */
-#define TEST(name, result)                                                                        \
-  static void name##_init(FoldJob *j, const OpCall *c) {                                          \
-    const struct name##_args *a = c->args;                                                        \
-    int64_t step[MF_MAX_DIMS];                                                                    \
-    kept_steps(&c->in[0], &c->out[0], dims_mask(&a->dim), a->keepdim, step);                      \
-    fold_init(j, &name##_fold, block_class((DType)c->in[0].dtype), &c->in[0], dims_mask(&a->dim), \
-              step);                                                                              \
-  }                                                                                               \
-  static size_t name##_scratch(const OpCall *c) {                                                 \
-    FoldJob j;                                                                                    \
-    name##_init(&j, c);                                                                           \
-    return fold_scratch(&j);                                                                      \
-  }                                                                                               \
-  static int name##_cpu(const OpCall *c) {                                                        \
-    FoldJob j;                                                                                    \
-    name##_init(&j, c);                                                                           \
-    fold_execute(&j, c->args, &c->in[0], &c->out[0], c->scratch);                                 \
-    return 0;                                                                                     \
-  }                                                                                               \
-  static int name##_infer(Infer *I) {                                                             \
-    struct name##_args *a = I->args;                                                              \
-    return reduced_infer(I, &a->dim, a->keepdim, result);                                         \
+#define TEST(name, result)                                \
+  REDUCTION(name, &name##_fold, true)                     \
+  static int name##_infer(Infer *I) {                     \
+    struct name##_args *a = I->args;                      \
+    return reduced_infer(I, &a->dim, a->keepdim, result); \
   }
 TEST(any, BOOL)
 TEST(all, BOOL)
@@ -326,17 +285,15 @@ TEST(count_nonzero, I64)
 
 /* Whether any element over dims is not zero. */
 OP(any, .signature = "any(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
-   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_max, .infer = any_infer, .cpu = any_cpu,
-   .scratch = any_scratch)
+   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_max, .infer = any_infer, FOLDED(any))
 /* Whether all elements over dims are not zero. */
 OP(all, .signature = "all(Tensor x, int[] dim=[], bool keepdim=False) -> Tensor",
-   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_min, .infer = all_infer, .cpu = all_cpu,
-   .scratch = all_scratch)
+   .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_min, .infer = all_infer, FOLDED(all))
 /* How many elements over dims are not zero. */
 OP(count_nonzero,
    .signature = "count_nonzero(Tensor x, int[] dim=[], *, bool keepdim=False) -> Tensor",
    .flags = OP_NO_GRAD, .sbp_rule = sbp_reduce_sum, .infer = count_nonzero_infer,
-   .cpu = count_nonzero_cpu, .scratch = count_nonzero_scratch)
+   FOLDED(count_nonzero))
 
 /* -- norm -------------------------------------------------------------------------------------- */
 
@@ -365,8 +322,7 @@ static const Fold norm_folds[] = {
     {.words = 1, FOLD_TABLES_FLOAT(norm_count)},
 };
 
-static const Fold *norm_fold(const OpCall *c) {
-  double p = ((const struct norm_args *)c->args)->p;
+static const Fold *norm_fold(double p) {
   return &norm_folds[p == 1           ? 0
                      : p == 2         ? 1
                      : p == INFINITY  ? 3
@@ -374,7 +330,7 @@ static const Fold *norm_fold(const OpCall *c) {
                      : p == 0         ? 5
                                       : 2];
 }
-REDUCTION(norm, norm_fold(c))
+REDUCTION(norm, norm_fold(a->p), false)
 
 static int norm_infer(Infer *I) {
   struct norm_args *a = I->args;
@@ -387,7 +343,7 @@ static int norm_infer(Infer *I) {
 /* (sum |x|^p)^(1/p) over dims, all when none is given; p = inf is the largest |x|, 0 counts what is
  * not zero. */
 OP(norm, .signature = "norm(Tensor x, float p=2, int[] dim=[], bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce, .infer = norm_infer, .cpu = norm_cpu, .scratch = norm_scratch)
+   .sbp_rule = sbp_reduce, .infer = norm_infer, FOLDED(norm))
 
 /* -- var, std ---------------------------------------------------------------------------------- */
 
@@ -434,8 +390,8 @@ static void std_finish(int64_t n, Word *acc, int64_t plane, int64_t count, const
   .columns = {var_columns_f32, var_columns_f64}, .join = {var_join, var_join}
 static const Fold var_fold = {FOLD_TABLES_MOMENTS, .finish = var_finish};
 static const Fold std_fold = {FOLD_TABLES_MOMENTS, .finish = std_finish};
-REDUCTION(var, &var_fold)
-REDUCTION(std, &std_fold)
+REDUCTION(var, &var_fold, false)
+REDUCTION(std, &std_fold, false)
 
 static int var_infer(Infer *I) {
   struct var_args *a = I->args;
@@ -455,13 +411,13 @@ OP(var,
    .signature =
        "var(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? "
        "correction=None) -> Tensor",
-   .sbp_rule = sbp_reduce, .infer = var_infer, .cpu = var_cpu, .scratch = var_scratch)
+   .sbp_rule = sbp_reduce, .infer = var_infer, FOLDED(var))
 /* The standard deviation: the root of var. */
 OP(std,
    .signature =
        "std(Tensor x, int[] dim=[], bool unbiased=True, bool keepdim=False, *, float? "
        "correction=None) -> Tensor",
-   .sbp_rule = sbp_reduce, .infer = std_infer, .cpu = std_cpu, .scratch = std_scratch)
+   .sbp_rule = sbp_reduce, .infer = std_infer, FOLDED(std))
 
 /* -- logsumexp --------------------------------------------------------------------------------- */
 
@@ -533,7 +489,7 @@ static const Fold logsumexp_fold = {.words = 2,
                                     .columns = {logsumexp_columns_f32, logsumexp_columns_f64},
                                     .join = {logsumexp_join, logsumexp_join},
                                     .finish = logsumexp_finish};
-REDUCTION(logsumexp, &logsumexp_fold)
+REDUCTION(logsumexp, &logsumexp_fold, false)
 
 static int logsumexp_infer(Infer *I) {
   struct logsumexp_args *a = I->args;
@@ -543,8 +499,7 @@ static int logsumexp_infer(Infer *I) {
 
 /* log(sum exp(x)) over dims, without overflow. */
 OP(logsumexp, .signature = "logsumexp(Tensor x, int[] dim, bool keepdim=False) -> Tensor",
-   .sbp_rule = sbp_reduce, .infer = logsumexp_infer, .cpu = logsumexp_cpu,
-   .scratch = logsumexp_scratch)
+   .sbp_rule = sbp_reduce, .infer = logsumexp_infer, FOLDED(logsumexp))
 
 /* -- sum_to, spread: the gradient of broadcasting, and of reducing ----------------------------- */
 
@@ -586,7 +541,8 @@ static void sum_to_init(FoldJob *j, const OpCall *c) {
     if (d < shift || y->shape[d - shift] != x->shape[d]) mask |= 1u << d;
     step[d] = d < shift ? 0 : y->stride[d - shift];
   }
-  fold_init(j, &sum_fold, reduced_class((DType)x->dtype, (DType)y->dtype), x, mask, step);
+  fold_init(j, &sum_fold, fold_class(&(Folding){0}, (DType)x->dtype, (DType)y->dtype), x, mask,
+            step);
 }
 
 static size_t sum_to_scratch(const OpCall *c) {

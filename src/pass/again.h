@@ -2,16 +2,26 @@
 #ifndef MF_AGAIN_H
 #define MF_AGAIN_H
 #include "graph.h"
+#include "making.h"
+
+/* What is made anew together: one value, or NULL: all that the node makes. */
+typedef struct AgainPart {
+  const GraphNode *node;
+  const GraphValue *value;
+} AgainPart;
 
 /* For one pass over a numbered graph, under the arena's protection. */
 typedef struct Again {
   Graph *g;
   GraphNode **copies; /* by node id; NULL: not computed anew so far */
+  GraphNode **made;   /* by value id: of values that are not made by a copy of their node */
   /* Whether `user`, a node or where a copy for it will stand, gets v from a copy of its node. Never
    * true of what is no op. */
   bool (*is_anew)(void *ud, const GraphValue *v, const GraphNode *user);
+  /* How v is made anew; NULL, as the whole function may be: by a copy of its node. */
+  const Making *(*how)(void *ud, const GraphValue *v);
   void *ud;
-  LIST(GraphNode *) work; /* kept between calls */
+  LIST(AgainPart) work; /* kept between calls */
 } Again;
 
 Again again_begin(Graph *g, bool (*is_anew)(void *, const GraphValue *, const GraphNode *),

@@ -22,31 +22,12 @@
 #include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"
+#include "readers.h"
 
 enum { REACH = 256 /* nodes between the first and the last of a chain */ };
 
-/* Of a value: how many read it, and one of them. */
-typedef struct Readers {
-  int n;
-  GraphNode *one;
-} Readers;
-
-/* By value, of a numbered graph. */
-static Readers *count_readers(Graph *g) {
-  Readers *readers = arena_array(&g->arena, Readers, graph_values(g) + 1);
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_in; k++) {
-      if (!n->in[k]) continue;
-      Readers *r = &readers[n->in[k]->id];
-      r->n++;
-      r->one = n;
-    }
-  for (size_t i = 0; i < g->results.n; i++) readers[g->results.at[i]->id].n += 2;
-  return readers;
-}
-
-static GraphNode *only_reader(const Readers *readers, const GraphValue *v) {
-  return readers[v->id].n == 1 ? readers[v->id].one : NULL;
+static GraphNode *only_reader(const GraphValue *v) {
+  return readers_of(v)->n == 1 ? readers_of(v)->at[0] : NULL;
 }
 
 static bool same_form(const GraphValue *a, const GraphValue *b) {
@@ -117,26 +98,25 @@ static bool is_back_of(const GraphNode *norm, const GraphNode *act) {
 }
 
 /* Whether one node alone reads v, so that it may write there. */
-static bool is_own(const Readers *readers, const GraphValue *v) {
-  return v->node->kind == GRAPH_OP && !(v->node->op->spec[0]->flags & OP_VIEW) &&
-         only_reader(readers, v);
+static bool is_own(const GraphValue *v) {
+  return v->node->kind == GRAPH_OP && !(v->node->op->spec[0]->flags & OP_VIEW) && only_reader(v);
 }
 
 /* The sum that gives v, of two tensors like it, one of which, the first then, only it reads. */
-static GraphNode *sum_before(const Readers *readers, const GraphValue *v) {
+static GraphNode *sum_before(const GraphValue *v) {
   GraphNode *n = v->node;
   if (!graph_is_op(n, OP_add) || n->n_patches || n->n_written || n->in[0] == n->in[1]) return NULL;
   if (((const struct add_args *)n->args)->alpha != 1) return NULL;
   if (!same_form(v, n->in[0]) || !same_form(v, n->in[1])) return NULL;
-  int own = is_own(readers, n->in[0]) ? 0 : 1;
-  if (!is_own(readers, n->in[own])) return NULL;
+  int own = is_own(n->in[0]) ? 0 : 1;
+  if (!is_own(n->in[own])) return NULL;
   GraphValue *first = n->in[own];
   n->in[1] = n->in[!own];
   n->in[0] = first;
   return n;
 }
 
-static bool match_back(const Readers *readers, GraphNode *norm, Back *b) {
+static bool match_back(GraphNode *norm, Back *b) {
   if (!graph_is_op(norm, OP_batch_norm_backward) || norm->n_patches) return false;
   const GraphValue *gated = norm->in[0];
   GraphNode *relu = gated->node;
@@ -147,10 +127,10 @@ static bool match_back(const Readers *readers, GraphNode *norm, Back *b) {
     return false;
   if ((y->dtype != F32 && y->dtype != F64) || !same_form(y, g) || !same_form(y, gated))
     return false;
-  bool residual = !only_reader(readers, gated);
-  if (!only_reader(readers, g) || (residual && !act->in[5])) return false;
+  bool residual = !only_reader(gated);
+  if (!only_reader(g) || (residual && !act->in[5])) return false;
   *b = (Back){.norm = norm, .relu = relu, .act = act, .residual = residual};
-  if (residual) b->sum = sum_before(readers, g);
+  if (residual) b->sum = sum_before(g);
   return true;
 }
 
@@ -187,13 +167,14 @@ static void replace_back(Graph *g, const Back *b) {
 
 static void fuse_backward(Graph *g) {
   LIST(Back) found = {0};
-  const Readers *readers = count_readers(g);
+  readers_find(g);
   for (GraphNode *n = g->first; n; n = n->next) {
     Back b;
-    if (!match_back(readers, n, &b)) continue;
+    if (!match_back(n, &b)) continue;
     b.relu->mark = n;
     *list_add(&g->arena, &found) = b;
   }
+  graph_clear_marks(g);
   for (size_t i = 0; i < found.n; i++) replace_back(g, &found.at[i]);
   if (found.n) graph_replace_marked(g);
 }
@@ -202,14 +183,14 @@ static void fuse_backward(Graph *g) {
 
 static void fuse_forward(Graph *g) {
   LIST(GraphNode *) chains = {0}; /* norm, sum, relu of each, one behind the other */
-  const Readers *readers = count_readers(g);
+  readers_find(g);
   for (GraphNode *n = g->first; n; n = n->next) {
     bool native = graph_is_op(n, OP_batch_norm) && !n->n_patches &&
                   (n->out[0].dtype == F32 || n->out[0].dtype == F64);
-    GraphNode *reader = native ? only_reader(readers, &n->out[0]) : NULL;
+    GraphNode *reader = native ? only_reader(&n->out[0]) : NULL;
     if (reader && reader->mark) continue; /* the sum of two, of which the first has it */
     GraphNode *sum = residual_of(reader, &n->out[0]) ? reader : NULL;
-    GraphNode *next = sum ? only_reader(readers, &sum->out[0]) : reader;
+    GraphNode *next = sum ? only_reader(&sum->out[0]) : reader;
     GraphNode *relu = next && graph_is_op(next, OP_relu) ? next : NULL;
     if (relu && (relu->out[0].dtype != n->out[0].dtype || !may_move(n, relu, sum))) relu = NULL;
     if (!relu && (!sum || !may_move(n, sum, NULL))) continue;
@@ -218,6 +199,7 @@ static void fuse_forward(Graph *g) {
     *list_add(&g->arena, &chains) = sum;
     *list_add(&g->arena, &chains) = relu;
   }
+  graph_clear_marks(g);
   for (size_t i = 0; i < chains.n; i += 3) {
     GraphNode *norm = chains.at[i], *sum = chains.at[i + 1];
     GraphValue *residual = sum ? sum->in[sum->in[0] == &norm->out[0]] : NULL;

@@ -1,4 +1,5 @@
-/* Groups of pointwise ops over one shape become one `fused` op, which goes over memory once.
+/* Groups of pointwise ops over one shape, and reductions of what they make, become one `fused` op,
+ * which goes over memory once.
  *
  * Why: a pointwise op costs what it reads and writes; its arithmetic is nearly free. In a group the
  * values that only members read are never written, and a tensor that several members read is read
@@ -6,9 +7,15 @@
  * are left alone (REACH; nearer still where they only read the same), and so is what the kernel
  * cannot hold (MEMBERS, TENSORS).
  *
+ * A reduction joins the group that makes its input, when it is over all dims or the last ones, and
+ * as the others of that group: what it reads is then not written either, if nothing else wants it.
+ * Nothing in a group may read what it makes, so that it fixes the level of the group, and its
+ * readers are above.
+ *
  * It gets any graph and leaves one whose values are the same bit for bit: `fused` runs the members'
- * own kernels on blocks. It is one walk in order, so it ends, and takes time in proportion to the
- * graph.
+ * own kernels on blocks; but reductions of what does not lie row by row (channels_last), which may
+ * add up in another order. It is one walk in order, so it ends, and takes time in proportion to
+ * the graph.
  *
  * No cycles: every node has a level, and what a node reads from other groups has a lower one. A
  * node joins groups that it reads from, and those that read the same tensors as it, when their
@@ -17,6 +24,7 @@
  * were, each group where its last member was, or before the first node that reads from it. */
 #include <string.h>
 
+#include "folding.h"
 #include "op_args.h"
 #include "op_ids.h"
 #include "op_program.h"
@@ -26,7 +34,9 @@ enum {
   REACH = 64,
   REACH_SIBLING = 16,
   MEMBERS = PROGRAM_STEPS,
-  TENSORS = 24 /* more than one element each */
+  TENSORS = 24, /* more than one element each */
+  FOLDS = 4,    /* reductions of a group, */
+  FOLDED = 16   /* and how many elements they are of at least */
 };
 
 /* What grows while nodes are placed. */
@@ -34,15 +44,17 @@ typedef struct Group {
   struct Group *joined; /* the group of which it is a part now; NULL: itself */
   int64_t level, last;  /* last: the number of its last member */
   GraphNode **members;
-  int n;
-  bool open;  /* of pointwise ops */
-  bool fixed; /* others read from it, so its level stays */
+  int n, n_folds;
+  uint32_t folded; /* the dims that its reductions are over */
+  bool open;       /* of pointwise ops */
+  bool fixed;      /* others read from it, so its level stays */
 } Group;
 
 /* What becomes one node: a group, or a part of one that is too wide. */
 typedef struct Unit {
-  GraphNode **members;
-  int n, member, input; /* what was looked at while it is put in order */
+  GraphNode **members, *folds[FOLDS];
+  int n, n_folds, spare; /* spare: how many TENSORS more there may be */
+  int member, input;     /* what was looked at while it is put in order */
   bool placed;
 } Unit;
 
@@ -91,16 +103,33 @@ static bool same_shape(const GraphValue *a, const GraphValue *b) {
   return shape_equal(a->ndim, a->shape, b->ndim, b->shape);
 }
 
+/* Whether it is a reduction of one tensor over all dims or the last ones, and which. */
+static bool is_fold(const GraphNode *n, uint32_t *dims) {
+  const GraphValue *x = n->n_in == 1 ? n->in[0] : NULL;
+  if (n->kind != GRAPH_OP || !x || n->n_out != 1 || n->n_patches || n->converts) return false;
+  if (!n->op->spec[0]->folding || x->device != DEVICE_CPU) return false;
+  Folding f;
+  n->op->spec[0]->folding(n->args, &f);
+  int64_t count = 1;
+  *dims = 0;
+  for (int i = 0; i < f.dims->n; i++) *dims |= 1u << f.dims->v[i];
+  for (int d = x->ndim - 1; d >= 0 && *dims >> d & 1; d--) count *= x->shape[d];
+  uint32_t all = (1u << x->ndim) - 1;
+  return count >= FOLDED && (*dims | (*dims - 1)) == all;
+}
+
 /* Whether n may be in the group of `other`, but for levels. */
 static bool may_join(const GraphNode *n, const GraphNode *other) {
   const Group *g = group_of(other);
-  return g->open && same_shape(&n->out[0], &other->out[0]) && n->id - g->last <= REACH &&
-         n->times == other->times;
+  return g->open && is_pointwise(other) && same_shape(&n->out[0], &other->out[0]) &&
+         n->id - g->last <= REACH && n->times == other->times;
 }
 
 static void join(Group *to, Group *g) {
   g->joined = to;
   to->n += g->n;
+  to->n_folds += g->n_folds;
+  to->folded |= g->folded;
   if (g->last > to->last) to->last = g->last;
   to->fixed |= g->fixed;
 }
@@ -108,16 +137,20 @@ static void join(Group *to, Group *g) {
 /* The groups that a node joins. */
 typedef struct Joining {
   Group *groups[2 * PROGRAM_INPUTS];
-  int n, members;
+  int n, members, folds;
+  uint32_t folded;
 } Joining;
 
 /* Adds g to them, unless it is there; false when the group of all would be too large. */
 static bool add_group(Joining *j, Group *g) {
   for (int i = 0; i < j->n; i++)
     if (j->groups[i] == g) return true;
+  if (j->folded && g->folded && j->folded != g->folded) return false;
   j->groups[j->n++] = g;
   j->members += g->n;
-  return j->members < MEMBERS;
+  j->folds += g->n_folds;
+  j->folded |= g->folded;
+  return j->members < MEMBERS && j->folds <= FOLDS;
 }
 
 /* Those that it reads from and that can stand at level `at`. */
@@ -126,7 +159,7 @@ static void add_sources(Joining *j, const GraphNode *n, int64_t at) {
     Group *g = group_of(n->in[k]->node);
     if (!may_join(n, n->in[k]->node) || (g->fixed && g->level != at)) continue;
     if (add_group(j, g)) continue;
-    j->n = j->members = 0;
+    *j = (Joining){0};
     return;
   }
 }
@@ -140,9 +173,26 @@ static void add_siblings(Joining *j, const GraphNode *n, int64_t *level) {
     if (!reader || n->id - reader->id > REACH_SIBLING || !same_shape(v, &n->out[0])) continue;
     Group *g = group_of(reader);
     if (!may_join(n, reader) || j->members + g->n >= MEMBERS) continue;
+    if (j->folds + g->n_folds > FOLDS || (j->folded && g->folded && j->folded != g->folded))
+      continue;
     if (!j->n && g->level > *level) *level = g->level;
     if (g->fixed ? g->level == *level : g->level <= *level) add_group(j, g);
   }
+}
+
+/* Puts a reduction into the group of what it reads; false when that cannot be. */
+static bool place_fold(GraphNode *n, uint32_t dims) {
+  const GraphNode *from = n->in[0]->node;
+  Group *g = group_of(from), *own = n->mark;
+  if (!g->open || !is_pointwise(from) || n->id - g->last > REACH || n->times != from->times)
+    return false;
+  if (g->n + 1 >= MEMBERS || g->n_folds == FOLDS || (g->folded && g->folded != dims)) return false;
+  *own = (Group){.joined = g};
+  g->n++;
+  g->n_folds++;
+  g->folded = dims;
+  g->fixed = true;
+  return true;
 }
 
 /* Puts n into the groups that can stand at the level that it takes, or leaves it in one of its own.
@@ -151,6 +201,8 @@ static void place(GraphNode *n) {
   Group *own = n->mark;
   Joining j = {0};
   int64_t at = 0, above = 0;
+  uint32_t dims;
+  if (is_fold(n, &dims) && place_fold(n, dims)) return;
   own->open = is_pointwise(n);
   for (int k = 0; k < n->n_in; k++) {
     if (!n->in[k]) continue;
@@ -187,7 +239,7 @@ static bool is_array(const GraphValue *v) {
 
 /* How many members from the first on make a program that the kernel can hold: it has TENSORS
  * operands, those that are read by others among them. */
-static int fitting(const Unit *u) {
+static int fitting(Unit *u) {
   int fits = 1, in = 0, singles = 0, out = 0;
   for (int i = 0; i < u->n; i++) {
     GraphNode *n = u->members[i];
@@ -201,7 +253,9 @@ static int fitting(const Unit *u) {
     mine->number = (int16_t)~i;
     out += mine->readers > 0;
     if (in > TENSORS || in + singles > PROGRAM_TENSORS / 2) break;
-    if (in + out <= TENSORS) fits = i + 1;
+    if (in + out > TENSORS) continue;
+    fits = i + 1;
+    u->spare = TENSORS - in - out;
   }
   return fits;
 }
@@ -209,12 +263,36 @@ static int fitting(const Unit *u) {
 static void add_unit(Fusing *f, GraphNode **members, int n) {
   while (n > 0) {
     Unit *u = arena_new(&f->g->arena, Unit);
-    *u = (Unit){.members = members, .n = n};
+    *u = (Unit){.members = members, .n = n, .spare = TENSORS - PROGRAM_INPUTS - 1};
     if (n > 1) u->n = fitting(u);
     for (int i = 0; i < u->n; i++) members[i]->mark = u;
     members += u->n;
     n -= u->n;
   }
+}
+
+/* Puts a reduction into the unit that makes what it reads, or in one of its own. */
+static void add_fold(Fusing *f, GraphNode **n) {
+  Unit *u = (*n)->in[0]->node->mark;
+  if (u->n_folds == FOLDS || u->spare == 0 || !use_of(&(*n)->out[0])->readers) {
+    add_unit(f, n, 1);
+    return;
+  }
+  u->folds[u->n_folds++] = *n;
+  u->spare--;
+  (*n)->mark = u;
+}
+
+/* The units of a group: members that are pointwise, then the others, each in their order. */
+static void add_units(Fusing *f, GraphNode **members, int n) {
+  GraphNode **folds = arena_array(&f->g->arena, GraphNode *, n);
+  int n_folds = 0, at = 0;
+  for (int i = 0; i < n; i++) {
+    if (n > 1 && !is_pointwise(members[i])) folds[n_folds++] = members[i];
+    else members[at++] = members[i];
+  }
+  add_unit(f, members, at);
+  for (int i = 0; i < n_folds; i++) add_fold(f, &folds[i]);
 }
 
 /* Units from groups; marks of nodes are units afterwards. */
@@ -231,23 +309,32 @@ static void make_units(Fusing *f) {
     g->members[g->n++] = f->nodes[i];
   }
   Group **groups = arena_array(&f->g->arena, Group *, f->n_nodes);
-  for (int64_t i = 0; i < f->n_nodes; i++) groups[i] = group_of(f->nodes[i]);
+  bool *first = arena_array(&f->g->arena, bool, f->n_nodes);
+  for (int64_t i = 0; i < f->n_nodes; i++) {
+    groups[i] = group_of(f->nodes[i]);
+    first[i] = groups[i]->members[0] == f->nodes[i];
+  }
   for (int64_t i = 0; i < f->n_nodes; i++)
-    if (groups[i]->members[0] == f->nodes[i]) add_unit(f, groups[i]->members, groups[i]->n);
+    if (first[i]) add_units(f, groups[i]->members, groups[i]->n);
 }
 
 /* -- Their programs ---------------------------------------------------------------------------- */
 
+static GraphNode *step_of(const Unit *u, int s) {
+  return s < u->n ? u->members[s] : u->folds[s - u->n];
+}
+
 /* The node that does what the members of u do, at the end of the graph. */
 static void fuse(Fusing *f, Unit *u) {
   Graph *g = f->g;
-  ProgramStep *steps = arena_array(&g->arena, ProgramStep, u->n);
-  const void **args = arena_array(&g->arena, const void *, u->n);
+  int n_steps = u->n + u->n_folds;
+  ProgramStep *steps = arena_array(&g->arena, ProgramStep, n_steps);
+  const void **args = arena_array(&g->arena, const void *, n_steps);
   GraphValue *in[PROGRAM_TENSORS], *results[PROGRAM_TENSORS];
   int16_t out[PROGRAM_TENSORS];
   int n_in = 0, n_out = 0;
-  for (int s = 0; s < u->n; s++) {
-    GraphNode *n = u->members[s];
+  for (int s = 0; s < n_steps; s++) {
+    GraphNode *n = step_of(u, s);
     steps[s] = (ProgramStep){
         .op = (int16_t)n->op->id, .n_in = (uint8_t)n->n_in, .dtype = (int8_t)n->out[0].dtype};
     args[s] = n->args;
@@ -261,14 +348,14 @@ static void fuse(Fusing *f, Unit *u) {
     }
     use_in(u->members, &n->out[0])->number = (int16_t)~s;
   }
-  for (int s = 0; s < u->n; s++) {
-    GraphValue *v = &u->members[s]->out[0];
+  for (int s = 0; s < n_steps; s++) {
+    GraphValue *v = &step_of(u, s)->out[0];
     if (use_of(v)->seen == use_of(v)->readers) continue;
     out[n_out] = (int16_t)s;
     results[n_out++] = v;
   }
-  struct fused_args a = {.n_xs = n_in,
-                         .body = op_program_make(&g->arena, n_in, u->n, steps, args, n_out, out)};
+  struct fused_args a = {
+      .n_xs = n_in, .body = op_program_make(&g->arena, n_in, n_steps, steps, args, n_out, out)};
   GraphNode *node = graph_add_op(g, NULL, &op_table[OP_fused], &a, n_in, in, n_out);
   node->where = u->members[0]->where;
   node->times = u->members[0]->times;
@@ -281,8 +368,8 @@ static void fuse(Fusing *f, Unit *u) {
 
 /* Whether something reads what the members make. */
 static bool is_read(const Unit *u) {
-  for (int s = 0; s < u->n; s++) {
-    const Use *use = use_of(&u->members[s]->out[0]);
+  for (int s = 0; s < u->n + u->n_folds; s++) {
+    const Use *use = use_of(&step_of(u, s)->out[0]);
     if (use->readers > (use->at == u ? use->seen : 0)) return true;
   }
   return false;
@@ -290,11 +377,13 @@ static bool is_read(const Unit *u) {
 
 /* Puts u at the end of the graph. */
 static void append(Fusing *f, Unit *u) {
-  if (u->n == 1 || !is_read(u)) {
-    for (int i = 0; i < u->n; i++) graph_move(f->g, u->members[i], NULL);
-    return;
+  int n = u->n + u->n_folds;
+  bool whole = n == 1 || !is_read(u);
+  for (int i = 0; i < n; i++) {
+    if (whole) graph_move(f->g, step_of(u, i), NULL);
+    else graph_remove(f->g, step_of(u, i));
   }
-  for (int i = 0; i < u->n; i++) graph_remove(f->g, u->members[i]);
+  if (whole) return;
   fuse(f, u);
 }
 

@@ -4,41 +4,20 @@
  * Why: a transformer adds what a layer gives to what goes past it, and normalises the sum, which
  * goes past the next layer itself. Each of the two writes what the other reads. In the backward,
  * where layers are normalised before, the gradient of what goes past is added to that of the
- * normalisation. Together a line is added and normalised while it lies in the cache.
+ * normalisation; where they are normalised behind, the sum of both is what the gradient of the
+ * normalisation reads. Together a line is added and normalised while it lies in the cache.
  *
  * It gets any graph. A sum is of two tensors of one form in float32 or float64, which its
  * normalisation, layer_norm or rms_norm, reads within REACH nodes, so that what it gives does not
  * lie long before it is used; others may read the sum too. In the backward nothing else reads the
- * value between. A line is added and rounded as by itself, so all values stay equal bit for bit.
+ * values between. A line is added and rounded as by itself, so all values stay equal bit for bit.
  * Each node is looked at once, and each pair becomes one node: it ends. */
 #include "op_args.h"
 #include "op_ids.h"
 #include "pass.h"
+#include "readers.h"
 
 enum { REACH = 16 };
-
-/* Of a value: how many read it, the first and the last of them. */
-typedef struct Readers {
-  int n;
-  GraphNode *first, *last;
-} Readers;
-
-static Readers *readers(const GraphValue *v) {
-  return v->mark;
-}
-
-static void count_readers(Graph *g) {
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_out; k++) n->out[k].mark = arena_new(&g->arena, Readers);
-  for (GraphNode *n = g->first; n; n = n->next)
-    for (int k = 0; k < n->n_in; k++) {
-      if (!n->in[k]) continue;
-      Readers *r = readers(n->in[k]);
-      if (!r->n++) r->first = n;
-      r->last = n;
-    }
-  for (size_t i = 0; i < g->results.n; i++) readers(g->results.at[i])->n += 2;
-}
 
 static bool same_form(const GraphValue *a, const GraphValue *b) {
   return a->dtype == b->dtype && a->device == b->device && !b->number &&
@@ -117,52 +96,72 @@ static void fuse_forward(Graph *g, GraphNode *sum, GraphNode *norm, const Norm *
 
 /* -- Backward ---------------------------------------------------------------------------------- */
 
-/* A gradient of a normalisation, and the sum that takes what it gives. */
+/* A gradient of a normalisation, the sum that takes what it gives, and the one that it reads; of
+ * the sums one may be NULL. */
 typedef struct Back {
-  GraphNode *norm, *to;
+  GraphNode *norm, *to, *from;
   Norm how;
 } Back;
 
+/* Whether nothing reads the gradients of the weights before node `to`. */
 static bool may_wait(const GraphNode *norm, const GraphNode *to) {
   for (int k = 1; k < norm->n_out; k++) {
-    const Readers *r = readers(&norm->out[k]);
-    if (r->n && r->first && r->first->id < to->id) return false;
+    const Readers *r = readers_of(&norm->out[k]);
+    if (r->n && r->at[0] && r->at[0]->id < to->id) return false;
   }
   return true;
+}
+
+static GraphNode *only_reader(const GraphValue *v) {
+  return readers_of(v)->n == 1 ? readers_of(v)->at[0] : NULL;
+}
+
+/* The sum of what n gives and another value, which is there, or soon. */
+static GraphNode *sum_behind(const GraphNode *n) {
+  GraphNode *to = only_reader(&n->out[0]);
+  if (!to || !is_sum(to) || to->in[0] == to->in[1] || to->times != n->times) return NULL;
+  const GraphValue *h = to->in[to->in[0] == &n->out[0]];
+  return before(h, n) || (may_wait(n, to) && to->id - n->id <= REACH) ? to : NULL;
+}
+
+/* The sum that only n reads, shortly before. */
+static GraphNode *sum_before(const GraphNode *n) {
+  GraphNode *from = n->in[0]->node;
+  bool ours = is_sum(from) && only_reader(n->in[0]) == n && from->times == n->times;
+  return ours && n->id - from->id <= REACH ? from : NULL;
 }
 
 static bool find_back(Back *b, GraphNode *n) {
   *b = (Back){.norm = n};
   if (!is_norm_backward(n, &b->how)) return false;
-  const Readers *r = readers(&n->out[0]);
-  GraphNode *to = r->n == 1 ? r->first : NULL;
-  if (to && is_sum(to) && to->in[0] != to->in[1] && to->times == n->times) {
-    const GraphValue *h = to->in[to->in[0] == &n->out[0]];
-    if (before(h, n) || (may_wait(n, to) && to->id - n->id <= REACH)) b->to = to;
-  }
+  b->to = sum_behind(n);
   if (b->to) b->to->mark = n;
-  return b->to;
+  b->from = sum_before(n);
+  if (b->from) b->from->mark = n;
+  return b->to || b->from;
 }
 
 static void fuse_backward(Graph *g, const Back *b) {
   GraphNode *norm = b->norm;
-  GraphValue *h = b->to->in[b->to->in[0] == &norm->out[0]];
+  GraphValue *h = b->to ? b->to->in[b->to->in[0] == &norm->out[0]] : NULL;
+  GraphValue *more = b->from ? b->from->in[1] : NULL;
   struct norm_add_backward_args a = {.normalized_shape = *b->how.shape,
                                      .centre = b->how.centre,
                                      .params = b->how.params,
                                      .eps = b->how.eps};
-  GraphValue *in[4] = {norm->in[0], norm->in[1], h, b->how.weight};
+  GraphValue *in[5] = {b->from ? b->from->in[0] : norm->in[0], norm->in[1], h, more, b->how.weight};
   GraphNode *n = graph_add_op(g, before(h, norm) ? norm : b->to, &op_table[OP_norm_add_backward],
-                              &a, 4, in, 3);
+                              &a, 5, in, 3);
   n->where = norm->where;
   for (int k = 0; k < 3; k++) {
     GraphValue *v = &norm->out[k < norm->n_out ? k : 1]; /* rms_norm has no bias */
     graph_describe(g, &n->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);
     if (k < norm->n_out) v->mark = &n->out[k];
   }
-  b->to->out[0].mark = &n->out[0];
+  if (b->to) b->to->out[0].mark = &n->out[0];
   graph_remove(g, norm);
-  graph_remove(g, b->to);
+  if (b->to) graph_remove(g, b->to);
+  if (b->from) graph_remove(g, b->from);
 }
 
 void pass_fuse_sum_norm(Graph *g, const PassSettings *settings) {
@@ -171,7 +170,7 @@ void pass_fuse_sum_norm(Graph *g, const PassSettings *settings) {
   Norm o;
   Back b;
   (void)settings;
-  count_readers(g);
+  readers_find(g);
   for (GraphNode *n = g->first; n; n = n->next)
     if (find_back(&b, n)) *list_add(&g->arena, &backs) = b;
   for (GraphNode *n = g->first; n; n = n->next) {

@@ -61,6 +61,7 @@ void pass_fuse_act(Graph *g, const PassSettings *s);
 void pass_fuse_sum_norm(Graph *g, const PassSettings *s);
 void pass_recompute(Graph *g, const PassSettings *s);
 void pass_fuse_pointwise(Graph *g, const PassSettings *s);
+void pass_fuse_clip(Graph *g, const PassSettings *s);
 void pass_updates(Graph *g, const PassSettings *s);
 
 #endif

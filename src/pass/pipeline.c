@@ -31,6 +31,7 @@ const Pass pass_table[] = {
     {"fuse_sum_norm", pass_fuse_sum_norm,
      "behind recompute, which wants normalisations alone, and before fuse_pointwise"},
     {"fuse_pointwise", pass_fuse_pointwise, "behind all that look for ops, which it hides"},
+    {"fuse_clip", pass_fuse_clip, "before updates, whose parts are scaled each by itself"},
     {"updates", pass_updates, "goes by the order, which fuse_pointwise changes"},
     {"remat_budget", pass_remat_budget,
      "all others save memory without more work, or make the order"},

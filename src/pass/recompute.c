@@ -13,19 +13,11 @@
  * the inputs are alive at that place anyway, so that nothing is kept for it. The op and its inputs
  * are the same, so all values stay equal bit for bit. One walk, in which each value is cut once at
  * most, and what was inserted is not looked at: it ends. */
-#include "op_args.h"
+#include "making.h"
 #include "op_ids.h"
 #include "pass.h"
 
 enum { MIN = 1 << 20, GAP = 32 };
-
-/* How a value is made again. */
-typedef struct Making {
-  const Op *op;
-  const void *args;
-  GraphValue **in;
-  int n_in;
-} Making;
 
 /* Of a value: its readers in order; of a root, up to where its memory is read. */
 typedef struct Life {
@@ -97,18 +89,8 @@ static size_t first_behind_gap(const GraphNode *n) {
 
 /* How the first output of n is made again. */
 static Making making_of(Graph *g, const GraphNode *n) {
-  enum { IN = 5 };
-  if (!is_norm(n)) return (Making){n->op, n->args, n->in, n->n_in};
-  struct batch_norm_again_args *args = arena_new(&g->arena, struct batch_norm_again_args);
-  GraphValue **in = arena_array(&g->arena, GraphValue *, IN);
-  if (graph_is_op(n, OP_batch_norm_act))
-    args->relu = ((const struct batch_norm_act_args *)n->args)->relu;
-  in[0] = n->in[0];
-  in[1] = &n->out[1];
-  in[2] = &n->out[2];
-  in[3] = n->in[3];
-  in[4] = n->in[4];
-  return (Making){&op_table[OP_batch_norm_again], args, in, IN};
+  Making m;
+  return making_find(g, &n->out[0], &m) ? m : (Making){n->op, n->args, n->in, n->n_in};
 }
 
 /* Whether all that is read for it is there at `at`, for others. */
@@ -124,10 +106,7 @@ static bool is_there(const Making *m, const GraphNode *at) {
 static void cut(Graph *g, GraphNode *n, const Making *m, size_t first) {
   GraphValue *v = &n->out[0];
   Life *life = life_of(v);
-  GraphNode *again = graph_add_op(g, life->readers.at[first], m->op, m->args, m->n_in, m->in, 1);
-  graph_describe(g, &again->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
-  again->where = n->where;
-  again->times = n->times;
+  GraphNode *again = making_add(g, life->readers.at[first], v, m);
   for (size_t i = first; i < life->readers.n; i++) {
     GraphNode *reader = life->readers.at[i];
     for (int k = 0; k < reader->n_in; k++)

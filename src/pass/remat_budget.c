@@ -17,14 +17,13 @@
  * No set is within a budget that is too small: then that is an error, with the least that was
  * found.
  *
- * A value in the set is taken from a copy of its op by those uses that stand behind the longest
- * stretch (again.c). Copies compute the same bits. What such a copy needs and is dead by then
- * is computed anew as well if it is cheap (in 2: if it is not left), else it lives longer. With
- * micro-batches nodes are first put in the planner's order, and what is of each of them is computed
- * anew for each, not what was made once for all. It runs
- * when fusion is done, since a value within a fused op takes no memory; a dce behind it removes
- * what had late uses alone. It ends after as many trials as there are bisections and numbers of
- * segments: about 30. */
+ * A value in the set is taken from a copy of its op, or of less (making.h), by those uses that
+ * stand behind the longest stretch (again.c). Copies compute the same bits. What such a copy needs
+ * and is dead by then is computed anew as well if it is cheap (in 2: if it is not left), else it
+ * lives longer. With micro-batches nodes are first put in the planner's order, and what is of each
+ * of them is computed anew for each, not what was made once for all. It runs when fusion is done,
+ * since a value within a fused op takes no memory; a dce behind it removes what had late uses
+ * alone. It ends after as many trials as there are bisections and numbers of segments: about 30. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +34,7 @@
 /* What the pass knows of a value that has memory of its own. */
 typedef struct Item {
   GraphNode *node;
+  const Making *how;         /* it may be made without the rest of its node's; or NULL */
   int64_t bytes, made, last; /* nodes: which makes it, and reads it last */
   int64_t early, late;       /* the readers before and behind the longest stretch */
   int64_t front;             /* the last reader of the forward */
@@ -110,13 +110,22 @@ static bool is_heavy(const Op *op) {
   return op->spec[0]->flops != NULL;
 }
 
+/* What an item is computed anew from. */
+static int inputs_of(const Item *i, GraphValue *const **in) {
+  *in = i->how ? i->how->in : i->node->in;
+  return i->how ? i->how->n_in : i->node->n_in;
+}
+
 /* Nanoseconds, of an ordinary CPU: only the order matters. */
-static double time_of(Graph *g, const GraphNode *n) {
+static double time_of(Graph *g, const Item *i) {
   enum { FLOPS_IN_NS = 50, BYTES_IN_NS = 5 };
-  if (is_heavy(n->op)) return flops_of(g, n) / FLOPS_IN_NS * n->times;
-  int64_t bytes = 0;
-  for (int k = 0; k < n->n_in; k++) bytes += n->in[k] ? bytes_of(n->in[k]) : 0;
-  for (int k = 0; k < n->n_out; k++) bytes += bytes_of(&n->out[k]);
+  const GraphNode *n = i->node;
+  GraphValue *const *in;
+  int n_in = inputs_of(i, &in);
+  if (i->heavy) return flops_of(g, n) / FLOPS_IN_NS * n->times;
+  int64_t bytes = i->how ? i->bytes : 0;
+  for (int k = 0; k < n_in; k++) bytes += in[k] ? bytes_of(in[k]) : 0;
+  for (int k = 0; k < n->n_out && !i->how; k++) bytes += bytes_of(&n->out[k]);
   return (double)bytes / BYTES_IN_NS * n->times;
 }
 
@@ -146,6 +155,9 @@ static void find_roots(Budget *b) {
                             .last = n->id,
                             .late = n->id,
                             .heavy = is_heavy(n->op)};
+      Making m;
+      if (making_find(b->g, &n->out[k], &m))
+        b->items[id].how = arena_copy(&b->g->arena, &m, sizeof m);
     }
 }
 
@@ -224,19 +236,22 @@ static void find_crossing(Budget *b) {
  */
 static double cost_of(Budget *b, const Item *i, int64_t *seen, int64_t mark) {
   enum { MOST = 64 };
-  const GraphNode *work[MOST];
+  const Item *work[MOST];
   int n = 0;
   double cost = 0;
-  work[n++] = i->node;
+  work[n++] = i;
   for (int w = 0; w < n; w++) {
+    GraphValue *const *in;
+    int n_in = inputs_of(work[w], &in);
     cost += time_of(b->g, work[w]);
-    for (int k = 0; k < work[w]->n_in; k++) {
-      const Item *from = work[w]->in[k] ? item_of(b, work[w]->in[k]) : NULL;
-      if (!from || from->at_end || from->last >= i->late || seen[from->node->id] == mark) continue;
-      if (!again_is_beside(from->node, i->node)) continue;
+    for (int k = 0; k < n_in; k++) {
+      const Item *from = in[k] ? item_of(b, in[k]) : NULL;
+      if (!from || from->at_end || from->last >= i->late) continue;
+      int64_t *mine = &seen[from->how ? from - b->items : b->n_values + from->node->id];
+      if (*mine == mark || !again_is_beside(from->node, i->node)) continue;
       if (from->heavy || n == MOST) return -1;
-      seen[from->node->id] = mark;
-      work[n++] = from->node;
+      *mine = mark;
+      work[n++] = from;
     }
   }
   return cost;
@@ -251,13 +266,13 @@ static int by_ratio(const void *a, const void *b) {
 static void find_candidates(Budget *b) {
   enum { LEAST_BYTES = 1024, LEAST_STRETCH = 4, ELSEWHERE = 1000 };
   Arena *a = &b->g->arena;
-  int64_t *seen = arena_array(a, int64_t, b->g->last->id + 1);
+  int64_t *seen = arena_array(a, int64_t, b->n_values + b->g->last->id + 1);
   for (int64_t k = 0; k < b->n_values; k++) {
     Item *i = &b->items[k];
     if (!i->node || i->at_end || i->bytes < LEAST_BYTES) continue;
     i->fit = i->late - i->made >= LEAST_STRETCH;
     if (i->heavy && i->made < b->peak) {
-      i->ratio = time_of(b->g, i->node) / (double)i->bytes;
+      i->ratio = time_of(b->g, i) / (double)i->bytes;
       *list_add(a, &b->heavy) = i;
     }
     double cost = i->fit && !i->heavy ? cost_of(b, i, seen, k + 1) : -1;
@@ -280,10 +295,16 @@ static bool is_anew(void *ud, const GraphValue *v, const GraphNode *user) {
   return i->last < user->id && !i->left && (b->deep || !i->heavy);
 }
 
+static const Making *how_to_make(void *ud, const GraphValue *v) {
+  const Budget *b = ud;
+  return b->items[v->id].how;
+}
+
 /* Computes the set anew; `copies` lists what is new in the graph. */
 static void apply(Budget *b, NodeList *copies) {
   Arena *a = &b->g->arena;
   Again r = again_begin(b->g, is_anew, b);
+  r.how = how_to_make;
   b->saved.n = 0;
   for (GraphNode *n = b->g->first; n; n = n->next) {
     bool any = false;

@@ -10,11 +10,11 @@
  * in the backward pass, where the last layer's is made, all activations are alive as well.
  *
  * It gets any graph. An update is an op of the table below, whose inputs are lists of one length:
- * what it does to the items of one place, no other place has to do with; behind them stands one
- * tensor that may be there. The places are put in the order in which they can be updated, and
- * joined to parts of at least PART bytes of gradients, so that small ones do not cost a launch
- * each. Results are equal bit for bit. There is one walk over the graph and one over each update's
- * inputs, sorted once: it ends. */
+ * what it does to the items of one place, no other place has to do with; behind them stand two
+ * tensors that may be there (updates.h). The places are put in the order in which they can be
+ * updated, and joined to parts of at least PART bytes of gradients, so that small ones do not cost
+ * a launch each. Results are equal bit for bit. There is one walk over the graph and one over each
+ * update's inputs, sorted once: it ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,11 +22,12 @@
 #include "op_ids.h"
 #include "op_program.h"
 #include "pass.h"
+#include "updates.h"
 
 enum {
   PART = 1 << 22,
   LARGE = 8, /* a large share: one in so many */
-  GRADS = 1  /* the list of gradients among the op's */
+  GRADS = UPDATES_GRADS
 };
 
 /* One place of the lists; `after`: the last node that has to come before. */
@@ -89,7 +90,9 @@ static GraphNode *later(GraphNode *a, GraphNode *b) {
 /* After which node the items at `place` can be updated by n. */
 static GraphNode *ready(const GraphNode *n, int places, int place) {
   GraphNode *after = n->in[place]->node;
-  for (int k = place; k < n->n_in - 1; k += places) {
+  const GraphValue *factor = n->in[n->n_in - UPDATES_BEHIND];
+  if (factor) after = later(after, factor->node);
+  for (int k = place; k < n->n_in - UPDATES_BEHIND; k += places) {
     const Root *root = ((Root *)n->in[k]->mark)->of;
     after = later(after, n->in[k]->node);
     if (k / places != GRADS) after = later(after, root->last == n ? root->before : root->last);
@@ -97,18 +100,22 @@ static GraphNode *ready(const GraphNode *n, int places, int place) {
   return after->id < n->id ? after : n->prev;
 }
 
-/* How many places n's lists have; 0: it is none that can be done in parts, also where a tensor
- * behind the lists says whether it is done at all, which depends on all gradients. */
-static int places_of(const GraphNode *n) {
+int updates_places(const GraphNode *n) {
   int first, places = 0;
-  if (!is_update(n) || n->n_out != n->n_written || n->in[n->n_in - 1]) return 0;
+  if (!is_update(n) || n->n_out != n->n_written) return 0;
   op_inputs_of_param(n->op, n->args, 0, &first, &places);
-  for (int p = 1; p < n->op->n_tensors - 1; p++) {
+  for (int p = 1; p < n->op->n_tensors - UPDATES_BEHIND; p++) {
     int length;
     op_inputs_of_param(n->op, n->args, p, &first, &length);
     if (length && length != places) return 0;
   }
   return places;
+}
+
+/* The same, but 0 where a tensor says whether the update is done at all, which depends on all
+ * gradients. */
+static int places_of(const GraphNode *n) {
+  return is_update(n) && !n->in[n->n_in - 1] ? updates_places(n) : 0;
 }
 
 /* -- Large gradients --------------------------------------------------------------------------- */
@@ -177,17 +184,17 @@ static int part_size(const Update *u, int first) {
 /* The update of `count` items, behind the last that they wait for. */
 static void add_part(Graph *g, const Update *u, const Item *items, int count) {
   GraphNode *n = u->node;
-  int lists = (n->n_in - 1) / u->places, at = 0;
-  GraphValue **in = arena_array(&g->arena, GraphValue *, lists * count + 1);
+  int lists = (n->n_in - UPDATES_BEHIND) / u->places, at = 0;
+  GraphValue **in = arena_array(&g->arena, GraphValue *, lists * count + UPDATES_BEHIND);
   void *args = op_copy_args(&g->arena, n->op, n->args);
   for (int i = 0; i < n->op->n_params; i++) {
     const Param *p = &n->op->params[i];
-    int64_t *length = (int64_t *)(void *)((char *)args + p->offset);
+    int64_t *length = (int64_t *)(void *)((char *)args + p->offset); /* of a list */
     if (p->kind == PARAM_TENSOR && p->list && *length) *length = count;
   }
   for (int l = 0; l < lists; l++)
     for (int i = 0; i < count; i++) in[at++] = n->in[l * u->places + items[i].place];
-  at++; /* the tensor behind the lists, which is not there */
+  for (int i = UPDATES_BEHIND; i > 0; i--) in[at++] = n->in[n->n_in - i];
   GraphNode *behind = items[count - 1].after->next;
   GraphNode *part = graph_add_op(g, behind, n->op, args, at, in, n->n_written / u->places * count);
   int *written = arena_array(&g->arena, int, part->n_out);

@@ -15,6 +15,7 @@
 #include "graph.h"
 #include "op_args.h"
 #include "op_ids.h"
+#include "op_program.h"
 #include "plan_int.h"
 
 /* What the walk knows of a value. `root`: the value whose memory it may share; `last` of a root:
@@ -269,7 +270,7 @@ static int replaced_input(Lowering *w, const GraphNode *n, int k, const Meta *m)
   const Plan *p = w->p;
   int flags = n->op->spec[0]->flags, n_out = n->n_out - n->n_written;
   bool first = flags & OP_INPLACE && n_out == 1 && !n->n_written;
-  int last = flags & OP_BLOCKWISE ? n->n_in : first;
+  int last = flags & OP_BLOCKWISE && !op_program_reduces(n->op, n->args, k) ? n->n_in : first;
   for (int i = 0; i < last && i < n->n_in; i++) {
     if (!n->in[i] || !may_take(w, n, i, true)) continue;
     const PlanTensor *t = &p->tensors.at[place_of(n->in[i])->tensor];
