@@ -27,7 +27,7 @@ graph step
 %2 = capture h: float32[2]
 %3 = capture p: float32[3]
 %4 = capture q: float32[2]
-%5, %6 = sgd_([%3, %4], [%1, %2], [], %0, none, lr=0.1): float32[3], float32[2]
+%5, %6 = sgd_([%3, %4], [%1, %2], [], %0, lr=0.1): float32[3], float32[2]
 write %3 = %5
 write %4 = %6
 return

@@ -44,7 +44,7 @@ graph step
 %0 = input g: float32[2, 8]
 %1 = input x: float32[2, 8]
 %2 = input h: float32[2, 8]
-%3, %4, %5 = norm_add_backward(%0, %1, none, %2, none, normalized_shape=[8], centre=false, params=false, ]] ..
+%3, %4, %5 = norm_add_backward(%0, %1, none, %2, normalized_shape=[8], centre=false, params=false, ]] ..
       [[eps=1e-05): float32[2, 8], float32[0], float32[0]
 return %3
 ]], fuse(alone))

@@ -341,13 +341,13 @@ graph step
 %0 = input x: float32[64, 16]
 %1 = capture w: float32[16, 16]
 %2 = matmul(%0, %1): float32[64, 16]
-%3, %4 = add_norm(%0, %2, none, none, normalized_shape=[16], centre=true, eps=0.01): float32[64, 16], float32[64, 16]
+%3, %4 = add_norm(%0, %2, normalized_shape=[16], centre=true, eps=0.01): float32[64, 16], float32[64, 16]
 %5 = matmul(%3, %1): float32[64, 16]
 %6 = gelu(%5): float32[64, 16]
 %7 = matmul(%6, %1): float32[64, 16]
 %8 = gelu(%7): float32[64, 16]
 %9 = matmul(%8, %1): float32[64, 16]
-%10 = layer_norm(%4, none, none, normalized_shape=[16], eps=0.01): float32[64, 16]
+%10 = layer_norm(%4, normalized_shape=[16], eps=0.01): float32[64, 16]
 %11 = mul(%9, %10): float32[64, 16]
 %12 = mul(%11, %4): float32[64, 16]
 return %12
@@ -356,7 +356,7 @@ graph step
 %0 = input x: float32[64, 16]
 %1 = capture w: float32[16, 16]
 %2 = matmul(%0, %1): float32[64, 16]
-%3, %4 = add_norm(%0, %2, none, none, normalized_shape=[16], centre=true, eps=0.01): float32[64, 16], float32[64, 16]
+%3, %4 = add_norm(%0, %2, normalized_shape=[16], centre=true, eps=0.01): float32[64, 16], float32[64, 16]
 %5 = matmul(%3, %1): float32[64, 16]
 %6 = gelu(%5): float32[64, 16]
 %7 = matmul(%6, %1): float32[64, 16]
@@ -365,14 +365,14 @@ graph step
 %10 = mul(%9, %3): float32[64, 16]
 %11 = mul(%10, %4): float32[64, 16]
 return %11
-]], 'remat_budget,dce', nil, 13000)))
+]], 'remat_budget,dce', nil, 17000)))
   end)
 
   for name in pairs(models) do
     it(('keeps the budget and the numbers, or says the least: %s'):format(name), function()
       local want, bytes = run(name, {})
       local least
-      for _, part in ipairs { 1.5, 0.9, 0.75, 0.65 } do
+      for _, part in ipairs { 1.5, 0.9, 0.75, 0.66 } do
         local budget = math.floor(bytes * part)
         local got, less = run(name, { budget = budget })
         assert.equal(want, got)
