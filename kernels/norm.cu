@@ -308,6 +308,49 @@ static int rms_norm_backward_cuda(const OpCall *c) {
 }
 KERNEL(rms_norm_backward, rms_norm_backward_cuda)
 
+/* -- With sums before and behind --------------------------------------------------------------- */
+
+/* y = a + b, y may be one of them. */
+static int add_launch(const OpCall *c, const View *a, const View *b, const View *y) {
+  struct add_args args = {};
+  args.alpha = 1;
+  View in[2] = {*a, *b}, out = *y;
+  OpCall call = *c;
+  call.op = op_of(OP_add), call.args = &args;
+  call.in = in, call.n_in = 2;
+  call.out = &out, call.n_out = 1;
+  return c->stream->device->kernels[OP_add](&call);
+}
+
+static int add_norm_cuda(const OpCall *c) {
+  const struct add_norm_args *a = (const struct add_norm_args *)c->args;
+  int first = c->out[0].ndim - (int)a->normalized_shape.n;
+  View in[3] = {c->out[1], c->in[2], c->in[3]};
+  OpCall norm = *c;
+  norm.in = in, norm.n_in = 3, norm.n_out = 1;
+  int rc = add_launch(c, &c->in[0], &c->in[1], &c->out[1]);
+  return rc ? rc : norm_forward(&norm, first, 0, a->centre, a->eps, &norm.in[2]);
+}
+KERNEL(add_norm, add_norm_cuda)
+
+static int norm_add_backward_cuda(const OpCall *c) {
+  const struct norm_add_backward_args *a = (const struct norm_add_backward_args *)c->args;
+  int first = c->out[0].ndim - (int)a->normalized_shape.n;
+  const View *h = &c->in[2], *more = &c->in[3];
+  View in[3] = {c->in[0], c->in[1], c->in[4]}, sum = c->out[0];
+  OpCall norm = *c;
+  int rc = 0;
+  if (!view_absent(more)) {
+    sum.data = kernel_scratch(c, (size_t)view_numel(&sum) * dtype_size((DType)sum.dtype));
+    rc = sum.data || !view_numel(&sum) ? add_launch(c, &c->in[0], more, &sum) : MF_ENOMEM;
+    in[0] = sum;
+  }
+  norm.in = in, norm.n_in = 3;
+  if (!rc) rc = norm_backward(&norm, first, 0, a->centre, a->eps, a->params);
+  return rc || view_absent(h) ? rc : add_launch(c, &c->out[0], h, &c->out[0]);
+}
+KERNEL(norm_add_backward, norm_add_backward_cuda)
+
 static int group_norm_cuda(const OpCall *c) {
   const struct group_norm_args *a = (const struct group_norm_args *)c->args;
   return norm_forward(c, 0, (int)a->num_groups, true, a->eps, &c->in[2]);

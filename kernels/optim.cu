@@ -359,6 +359,8 @@ struct Rows {
   uint64_t *keys;
   int64_t *places, n, width, rows;
   int n_states, dtype, op;
+  const double *skip; /* as a Fleet's */
+  int64_t skip_step;
   DeviceError *error;
 };
 
@@ -377,6 +379,8 @@ template <class R, class T>
 static __global__ void __launch_bounds__(FLEET_BLOCK)
     rows_kernel(const __grid_constant__ Rows r, R rule) {
   int64_t first = blockIdx.x, last = first + 1;
+  if (r.skip && r.skip[0] != 0) return;
+  if (r.skip) rule.settle(r.skip[r.skip_step]);
   uint64_t id = r.keys[first];
   if (id == UINT64_MAX || (first && r.keys[first - 1] == id)) return;
   while (last < r.n && r.keys[last] == id) last++;
@@ -402,6 +406,8 @@ static int rows_run(const OpCall *c, int n_states, R rule) {
   r.ids = (const int64_t *)c->in[1].data, r.n = c->in[1].shape[0], r.values = c->in[2].data;
   r.n_states = n_states;
   for (int k = 0; k < n_states; k++) r.state[k] = c->in[3 + k].data;
+  const View *skip = &c->in[c->n_in - 1];
+  if (!view_absent(skip)) r.skip = (const double *)skip->data, r.skip_step = skip->stride[0];
   r.op = c->op->id, r.error = stream_error(c->stream);
   if (!r.n) return 0;
   r.width = r.rows ? view_numel(p) / r.rows : 0;
@@ -423,7 +429,7 @@ static int sgd_rows_cuda(const OpCall *c) {
                   a->dampening,
                   a->weight_decay,
                   a->maximize ? -1.0 : 1.0,
-                  a->first ? 0.0 : 1.0,
+                  (double)a->since,
                   a->nesterov,
                   false};
   return rows_run(c, view_absent(&c->in[3]) ? 0 : 1, rule);

@@ -313,6 +313,10 @@ function cases.fused(v, add)
     body = '{t0 = mul(x0, x1); t1 = add(t0, x1, alpha=0.5); t2 = tanh(t1); t3 = gt(t0, t2); '
       .. 't4 = where(t3, t2, x0); t1, t4}' }
   add { xs = { v:n(v.B, 1, 3), v:n(2, 1), v:n(1) }, body = '{t0 = mul(x0, x1); t1 = add(t0, x2); t2 = abs(t1); t2}' }
+  add { xs = { v:n(v.B, 9 * v.L), v:n(9 * v.L) },
+    body = '{t0 = mul(x0, x1); t1 = exp(t0); t2 = gt(t1, x1); t3 = sum(t1, dim=[1]); t4 = amax(t0, dim=[1], '
+      .. 'keepdim=true); t5 = any(t2, dim=[1]); t3, t1, t4, t5}' }
+  add { xs = { v:n(v.B, 5 * v.L) }, body = '{t0 = neg(x0); t1 = sum(t0); t2 = norm(t0, p=3); t1, t2}' }
 end
 function cases.stack(v, add)
   add { xs = { v:n(v.B, 3), v:n(v.B, 3) }, dim = 1 }
