@@ -1,5 +1,6 @@
 -- Results do not depend on the number of threads, nor on where an element stands.
 local mf = require 'moonflow'
+local shell = require 'spec.shell'
 
 local function same(name, f)
   it(name, function()
@@ -42,6 +43,28 @@ describe('any number of threads gives the same', function()
       local y = mf.group_norm(laid, 4, scale, shift)
       local g = mf.grad((y * laid):sum(), { scale, shift })
       return { y, g[1], g[2] }
+    end)
+  end
+end)
+
+-- oneDNN waits for all threads that OpenMP seems to promise.
+describe('what the environment asks of OpenMP', function()
+  setup(shell.open)
+  teardown(shell.close)
+  for _, setting in ipairs { 'OMP_DYNAMIC=true', 'OMP_THREAD_LIMIT=1', 'OMP_MAX_ACTIVE_LEVELS=0',
+    'OMP_NUM_THREADS=50' } do
+    it('is followed or put aside: ' .. setting, function()
+      local out, err, rc = shell.run(setting .. [[ timeout 60 $M -e 'local mf = require "moonflow"
+        mf.set_num_threads(2)
+        local x = mf.ones(8, 3, 20, 20):requires_grad_()
+        x:conv2d(mf.ones(16, 3, 3, 3)):sum():backward()
+        print(x.grad:sum():item(), mf.ones(300, 300):matmul(mf.ones(300, 300)):sum():item(), mf.get_num_threads())']])
+      assert.equal(0, rc, err)
+      local before = mf.get_num_threads()
+      mf.set_num_threads(2)
+      local threads = setting == 'OMP_THREAD_LIMIT=1' and 1 or mf.get_num_threads() -- 1 where it is built without OpenMP
+      mf.set_num_threads(before)
+      assert.equal(('%d\t%d\t%d\n'):format(8 * 3 * 16 * 9 * 18 * 18, 300 ^ 3, threads), out)
     end)
   end
 end)

@@ -14,18 +14,27 @@ int thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg) {
 #ifdef _OPENMP
 #include <omp.h>
 
+/* OpenMP may give a region fewer threads than omp_get_max_threads() says, by OMP_DYNAMIC,
+ * OMP_THREAD_LIMIT or OMP_MAX_ACTIVE_LEVELS, and oneDNN waits for ever for those that are missing.
+ */
 int thread_count(void) {
-  return omp_get_max_threads();
+  if (omp_get_dynamic()) omp_set_dynamic(0);
+  if (omp_get_max_active_levels() < 1) omp_set_max_active_levels(1);
+  if (omp_get_active_level() >= omp_get_max_active_levels()) return 1;
+  int n = omp_get_max_threads(), most = omp_get_thread_limit();
+  if (n > most) omp_set_num_threads(n = most);
+  return n;
 }
 
 void thread_set_count(int n) {
   omp_set_num_threads(n);
+  thread_count();
 }
 
 void mf_parallel(int64_t n, int64_t grain, ThreadBody *body, void *arg) {
   if (n <= 0) return;
   int64_t parts = grain > 0 ? (n + grain - 1) / grain : n;
-  int64_t threads = omp_get_max_threads();
+  int64_t threads = thread_count();
   if (threads < parts) parts = threads;
   if (parts <= 1) {
     body(0, n, arg);

@@ -12,7 +12,7 @@ typedef void ThreadBody(int64_t begin, int64_t end, void *arg);
 void mf_parallel(int64_t n, int64_t grain, ThreadBody *body, void *arg);
 
 /* How many threads mf_parallel of the calling thread uses; set for the calling thread only (n >=
- * 1). */
+ * 1). OpenMP's limit of threads lowers it. */
 int thread_count(void);
 void thread_set_count(int n);
 
