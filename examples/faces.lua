@@ -14,13 +14,13 @@ local mf = require 'moonflow'
 local nn, optim = mf.nn, mf.optim
 
 local o = mf.cli(arg, 'Trains a classifier of many classes, split over the ranks.', {
-  { 'classes', 20000, 'people' },
-  { 'steps', 100, 'training steps' },
+  { 'classes', 1000, 'people' },
+  { 'steps', 500, 'training steps' },
   { 'batch', 64, 'images a step' },
   { 'dim', 128, 'features of an image' },
   { 'margin', 0.2, 'by which the true cosine is made smaller' },
   { 'scale', 16, 'of the logits' },
-  { 'lr', 0.5, 'for SGD with momentum' },
+  { 'lr', 0.002, 'for AdamW' },
   { 'seed', 1, 'of weights and images' },
   { 'save', '', 'folder for a checkpoint at the end' },
   { 'resume', '', 'folder to go on from' },
@@ -62,7 +62,7 @@ function Faces:forward(x)
 end
 
 local model = Faces(o.classes, o.dim):to_global(all, function(name) return name == 'people' and 'S0' or 'B' end)
-local opt = optim.SGD(model:parameters(), { lr = o.lr, momentum = 0.9 })
+local opt = optim.AdamW(model:parameters(), { lr = o.lr })
 local class = mf.arange(o.classes, { placement = all, sbp = 'S0' })
 
 -- The loss, and the share of images whose person has the largest cosine.

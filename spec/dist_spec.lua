@@ -192,6 +192,24 @@ describe('ranks #dist', function()
     assert.is_nil(out:find('[rank 1]', 1, true))
   end)
 
+  it('split a layer over classes, with the losses of one rank, and go on as more from a checkpoint', function()
+    local function train(n, options)
+      local out, err, rc = sh('$M -n ' .. n .. ' examples/faces.lua --classes 20 --batch 30 --dim 32 ' .. options)
+      assert.equal(0, rc, err)
+      local losses = {}
+      for loss in out:gmatch 'loss ([%d%.]+)' do losses[#losses + 1] = tonumber(loss) end
+      return losses, out
+    end
+    local one, two = train(1, '--steps 40'), train(2, '--steps 20 --save $D/faces')
+    local three, out = train(3, '--steps 40 --resume $D/faces')
+    assert.truthy(out:find('holds 7 rows', 1, true), out)
+    assert.same({ 4, 2, 2 }, { #one, #two, #three })
+    for i, loss in ipairs { two[1], two[2], three[1], three[2] } do
+      assert(math.abs(loss - one[i]) < 2e-3 * one[i], ('part %d: %g, of one rank %g'):format(i, loss, one[i]))
+    end
+    assert(one[4] < 0.5 * one[1])
+  end)
+
   it('end when memory runs out on one', function()
     local _, err, rc = sh [[$M -n 3 -e "
       local mf = require 'moonflow'
