@@ -12,9 +12,10 @@
  * It gets any graph. An update is an op of the table below, whose inputs are lists of one length:
  * what it does to the items of one place, no other place has to do with; behind them stand two
  * tensors that may be there (updates.h). The places are put in the order in which they can be
- * updated, and joined to parts of at least PART bytes of gradients, so that small ones do not cost
- * a launch each. Results are equal bit for bit. There is one walk over the graph and one over each
- * update's inputs, sorted once: it ends. */
+ * updated, and joined to parts of at least PART bytes of gradients and one in PARTS of all, so that
+ * small ones do not cost a launch each, and that what the products around work with is not driven
+ * out of the cache too often. Results are equal bit for bit. There is one walk over the graph and
+ * one over each update's inputs, sorted once: it ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@
 
 enum {
   PART = 1 << 22,
+  PARTS = 16,
   LARGE = 8, /* a large share: one in so many */
   GRADS = UPDATES_GRADS
 };
@@ -39,7 +41,8 @@ typedef struct Item {
 typedef struct Update {
   GraphNode *node;
   int places;
-  Item *items; /* sorted */
+  int64_t part; /* the least bytes of gradients of a part */
+  Item *items;  /* sorted */
 } Update;
 
 /* Of a value: the one in whose memory it lies, and the last two nodes that read that. */
@@ -164,8 +167,12 @@ static int by_time(const void *a, const void *b) {
 
 static Update *plan_update(Graph *g, GraphNode *n, int places) {
   Update *u = arena_new(&g->arena, Update);
-  *u = (Update){n, places, arena_array(&g->arena, Item, places)};
-  for (int i = 0; i < places; i++) u->items[i] = (Item){ready(n, places, i), i};
+  *u = (Update){.node = n, .places = places, .items = arena_array(&g->arena, Item, places)};
+  for (int i = 0; i < places; i++) {
+    u->items[i] = (Item){ready(n, places, i), i};
+    u->part += bytes_of(n->in[GRADS * places + i]);
+  }
+  u->part = u->part / PARTS < PART ? PART : u->part / PARTS;
   qsort(u->items, (size_t)places, sizeof *u->items, by_time);
   return u;
 }
@@ -175,7 +182,7 @@ static int part_size(const Update *u, int first) {
   int64_t bytes = 0;
   for (int i = first; i < u->places; i++) {
     bool more = i > first && u->items[i].after != u->items[i - 1].after;
-    if (more && bytes >= PART) return i - first;
+    if (more && bytes >= u->part) return i - first;
     bytes += bytes_of(u->node->in[GRADS * u->places + u->items[i].place]);
   }
   return u->places - first;
