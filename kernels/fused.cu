@@ -31,7 +31,8 @@ static void find_shape(const OpCall *c, Steps *t) {
   for (int k = 0; k < c->n_in; k++)
     for (int d = 0, shift = like->ndim - c->in[k].ndim; d < c->in[k].ndim; d++)
       if (c->in[k].shape[d] != 1) t->shape[d + shift] = c->in[k].shape[d];
-  shape_contiguous(like->ndim, t->shape, t->stride);
+  int64_t step = 1;
+  for (int d = like->ndim - 1; d >= 0; d--) t->stride[d] = step, step *= t->shape[d];
   like->shape = t->shape, like->stride = t->stride;
   for (int k = 0; k < c->n_out; k++) {
     const View *y = &c->out[k];
