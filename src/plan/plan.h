@@ -161,6 +161,11 @@ int plan_measure(void *options, Graph *g, int64_t *bytes);
 
 /* memory.c: gives the registers at home in the block their offsets. Under arena_protect. */
 void plan_memory(Plan *p);
+/* What a register takes of the block: all buffers, each aligned. */
+int64_t plan_size(const PlanRegister *r);
+/* The steps during which its bytes are its own: those that touch it, or all of them where tasks
+ * that are not in one order of steps do. */
+void plan_lifetime(const Plan *p, const PlanRegister *r, int *first, int *last);
 /* What lies in the block when most does, the lower bound and what is wasted, as text. */
 void plan_report(const Plan *p, Str *out);
 

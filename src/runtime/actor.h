@@ -99,7 +99,7 @@ struct Worker {
   Runtime *runtime;
   int stream; /* of the plan */
   Stream *device_stream;
-  size_t scratch_bytes; /* the most that a step needs, and where that is */
+  size_t scratch_bytes; /* of its stream: the most that a step needs there, and where that is */
   void *scratch;
   Actor **ready; /* a ring of `ring` places, a power of two that holds all actors */
   unsigned head, tail, ring;
@@ -168,6 +168,10 @@ void worker_post(Runtime *r);
 /* As runtime_wait; when no rounds are queued, all actors are after a failure as at the start. */
 int worker_wait(Runtime *r, bool (*until)(void *ud), void *ud);
 
+/* scratch.c: gives the steps their scratch, which may have moved when others use the stream, or
+ * when the number of threads has changed. 0 or a code. */
+int scratch_set(Runtime *r);
+
 enum { RUNTIME_TEXT = 2048 };
 
 /* What a round that was queued begins with. */
@@ -187,7 +191,8 @@ struct Runtime {
   Device *device;
   RuntimeOptions options;
   char *block;
-  OpCall *calls; /* one per step */
+  OpCall *calls;       /* one per step */
+  int64_t *scratch_at; /* by step: where in the block its scratch lies; -1: in its stream's */
   int *dead,
       *dead_at; /* of a hard build: step i is the last for dead[dead_at[i] .. dead_at[i + 1]) */
   int (**kernels)(const OpCall *);

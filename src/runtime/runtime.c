@@ -170,39 +170,6 @@ static void give_streams(Runtime *r, Stream *stream) {
   }
 }
 
-/* The most scratch that a worker's steps need; kernels may want it for each thread. */
-static size_t measure_scratch(const Worker *w) {
-  const Runtime *r = w->runtime;
-  size_t most = 0;
-  for (int i = 0; i < w->n_actors; i++)
-    for (int j = w->actors[i]->task->first, n = j + w->actors[i]->task->n; j < n; j++) {
-      const OpSpec *spec = r->calls[j].op->spec[r->options.isa];
-      size_t bytes = spec->scratch ? spec->scratch(&r->calls[j]) : 0;
-      if (bytes > most) most = bytes;
-    }
-  return most;
-}
-
-/* Scratch may have moved when others use the stream, or when the number of threads changed. */
-static int set_scratch(Runtime *r) {
-  bool anew = r->thread_count != thread_count();
-  r->thread_count = thread_count();
-  for (int k = 0; k < r->n_workers; k++) {
-    Worker *w = &r->workers[k];
-    if (anew) w->scratch_bytes = measure_scratch(w);
-    if (!w->scratch_bytes) continue;
-    void *scratch = stream_scratch(w->device_stream, w->scratch_bytes);
-    if (!scratch)
-      return err_set(MF_ENOMEM, "out of memory for %zu bytes of scratch", w->scratch_bytes);
-    if (scratch == w->scratch) continue;
-    w->scratch = scratch;
-    for (int i = 0; i < w->n_actors; i++)
-      for (int j = w->actors[i]->task->first, n = j + w->actors[i]->task->n; j < n; j++)
-        r->calls[j].scratch = scratch;
-  }
-  return 0;
-}
-
 static bool changes_capture(const Plan *p, const PlanStep *s) {
   for (int k = 0; k < s->n_in + s->n_out; k++) {
     int t = k < s->n_in ? s->in[k] : s->out[k - s->n_in], param;
@@ -324,6 +291,7 @@ static void make(void *ud) {
                                    (long long)p->block_bytes));
   r->calls = arena_array(&r->arena, OpCall, p->steps.n);
   r->kernels = arena_alloc(&r->arena, sizeof *r->kernels * p->steps.n);
+  r->scratch_at = arena_array(&r->arena, int64_t, p->steps.n + 1);
   for (size_t i = 0; i < p->steps.n; i++) make_call(r, i);
   r->first_write = first_write(p);
   make_numbers(r);
@@ -459,7 +427,7 @@ static void set_changing(Runtime *r, const double *cells, uint64_t seed, uint64_
 
 int runtime_run(Runtime *r, uint64_t seed, uint64_t stream) {
   int rc = check_calls(r);
-  if (!rc) rc = set_scratch(r);
+  if (!rc) rc = scratch_set(r);
   if (rc) return rc;
   set_changing(r, r->cells, seed, stream);
   if (r->threads) {
@@ -496,7 +464,7 @@ static void make_rounds(void *ud) {
 int runtime_start(Runtime *r) {
   int rc = check_calls(r);
   if (!rc && !r->rounds) rc = arena_protect(&r->arena, make_rounds, r);
-  if (!rc) rc = set_scratch(r);
+  if (!rc) rc = scratch_set(r);
   r->n_queued = 0;
   return rc ? rc : worker_start_all(r);
 }
@@ -505,7 +473,7 @@ int runtime_queue(Runtime *r, uint64_t seed, uint64_t stream) {
   MF_ASSERT(r->rounds && r->started, "plan %s: is not started", r->plan->name);
   if (r->thread_count != thread_count()) { /* kernels may look at their scratch */
     int rc = worker_wait(r, NULL, NULL);
-    if (!rc) rc = set_scratch(r);
+    if (!rc) rc = scratch_set(r);
     if (rc) return rc;
   }
   memcpy(cells_of(r, r->n_queued), r->cells, sizeof *r->cells * (size_t)r->plan->n_cells);
