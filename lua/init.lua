@@ -16,8 +16,8 @@ if not mf._ready then
     Function = 'moonflow.function', cli = 'moonflow.cli', progress = 'moonflow.progress', save = 'moonflow.save',
     load = 'moonflow.save', help = 'moonflow.help', compile = 'moonflow.compile',
     scalar = 'moonflow.compile', profile = 'moonflow.profile', comm = 'moonflow.comm',
-    utils = 'moonflow.utils', amp = 'moonflow.amp' }
-  local several = { save = true, load = true, compile = true, scalar = true } -- fields of their module
+    utils = 'moonflow.utils', amp = 'moonflow.amp', parallelize = 'moonflow.parallelize' }
+  local several = { save = true, load = true, compile = true, scalar = true, parallelize = true } -- fields of their module
   mf._parts = lazy
   -- Gets the texts of warnings; a program may put its own function here.
   function mf.warn(text) io.stderr:write(text, '\n') end

@@ -74,7 +74,16 @@ end
 
 local noted = mf._trace
 
-local function plain_call(self, ...)
+local plain_call
+
+-- With arguments as a plan has them; see parallelize.lua.
+local function enter(self, ...)
+  local function run(...) return plain_call(self, true, ...) end
+  return run(rawget(self, '_enter')(...))
+end
+
+function plain_call(self, entered, ...)
+  if not entered and rawget(self, '_enter') then return enter(self, ...) end
   local before, after = rawget(self, '_forward_pre_hooks'), rawget(self, '_forward_hooks')
   if before then
     for _, hook in ipairs(before) do hook(self, ...) end
@@ -89,8 +98,8 @@ end
 
 local function call(self, ...)
   if noted.modes then noted.modes[self], noted.members[self] = self.training, self._changes end
-  if not rawget(self, 'activation_checkpointing') then return plain_call(self, ...) end
-  return mf.utils._checkpoint(self, function(...) return plain_call(self, ...) end, ...)
+  if not rawget(self, 'activation_checkpointing') then return plain_call(self, false, ...) end
+  return mf.utils._checkpoint(self, function(...) return plain_call(self, false, ...) end, ...)
 end
 
 local function describe(self)

@@ -8,8 +8,13 @@ local selects = 'its gradient selects elements, and how many depends on data'
 local compiled = 'made by the compiler for parts, which are local'
 local micro = 'made by the compiler, between a step and its micro-batches, when gradients are ops already'
 local step = 'an optimiser step is not recorded'
+local ranks = 'a record of what moves between ranks, which the runtime does'
 
 return {
+  no_kernel = {
+    box = ranks, box_parts = ranks, box_part = ranks, all_reduce = ranks, reduce_bucket = ranks, reduce_scatter = ranks,
+    all_gather = ranks, all_to_all = ranks, exchange = ranks,
+  },
   -- Ops with float inputs and no gradient.
   no_gradient = {
     ['adadelta_'] = step, ['adagrad_'] = step, ['adagrad_rows_'] = step, ['adam_'] = step, ['adam_rows_'] = step,
@@ -43,7 +48,6 @@ return {
   no_sbp = {
     randperm = draws, multinomial = draws, drop_attention = draws, drop_attention_backward = draws,
     masked_select = data, masked_select_backward = data, masked_scatter = data, nonzero = data,
-    micro_unpack = micro, micro_mean = micro, micro_pack = micro, micro_last = micro,
     slice_base = memory, scatter_base = memory, as_strided = memory, strided_add = memory,
     fused = 'made when the splits are chosen already: it runs on parts',
     total_norm = 'a root of a sum of squares: the optimiser adds up the parts before the root',

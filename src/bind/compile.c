@@ -216,9 +216,10 @@ static int has_bf16(lua_State *L) {
   return 1;
 }
 
-/* mf._graph_pass(text, names, amp, budget, times, repeated): the text of the graph after these
- * passes ("dce,cse", or "" for none), which make `times` micro-batches of it, the inputs that the
- * list names being whole in each; then the seconds that they took; then the graph for Graphviz. */
+/* mf._graph_pass(text, names, amp, budget, times, repeated, rank): the text of the graph after
+ * these passes ("dce,cse", or "" for none), which make `times` micro-batches of it, the inputs that
+ * the list names being whole in each; then the seconds that they took; then the graph for Graphviz.
+ */
 static int graph_pass(lua_State *L) {
   State *S = bind_state(L);
   const char *names = luaL_checkstring(L, 2);
@@ -228,6 +229,7 @@ static int graph_pass(lua_State *L) {
   settings.budget = (int64_t)lua_tonumber(L, 4);
   settings.measure = plan_measure, settings.measure_ud = &options;
   settings.times = lua_isnumber(L, 5) ? (int)lua_tointeger(L, 5) : 1;
+  settings.rank = (int)lua_tointeger(L, 7);
   for (int k = 0; k < 64; k++)
     if (is_in_list(L, 6, k + 1)) settings.repeated |= UINT64_C(1) << k;
   Str *text = bind_new_text(S, L), *dot = bind_new_text(S, L);
@@ -463,6 +465,10 @@ static void add_form(Str *s, const Tensor *t) {
   if (!meta_is_contiguous(&t->m))
     for (int d = 0; d < t->m.ndim; d++)
       str_printf(s, "%c%lld", d ? ',' : '/', (long long)t->m.stride[d]);
+  if (t->layout) {
+    str_puts(s, ":");
+    bind_put_layout(s, t->layout);
+  }
   str_puts(s, ";");
 }
 

@@ -289,6 +289,16 @@ static int global_part(lua_State *L) {
   return 2;
 }
 
+/* mf._local_is_whole(on): whether local tensors that meet global ones are taken to be equal on all
+ * ranks; what it was. */
+static int local_is_whole(lua_State *L) {
+  State *S = bind_state(L);
+  bool before = S->E->local_is_whole;
+  S->E->local_is_whole = lua_toboolean(L, 1);
+  lua_pushboolean(L, before);
+  return 1;
+}
+
 void bind_open_global(State *S, lua_State *L) {
   lua_newtable(L);
   bind_function(S, L, "__index", placement_index_field);
@@ -299,6 +309,7 @@ void bind_open_global(State *S, lua_State *L) {
   S->place_mt = luaL_ref(L, LUA_REGISTRYINDEX);
   bind_function(S, L, "_placement", new_placement);
   bind_function(S, L, "_is_placement", is_placement);
+  bind_function(S, L, "_local_is_whole", local_is_whole);
   bind_function(S, L, "_to_global", to_global);
   bind_function(S, L, "_global_part", global_part);
   lua_rawgeti(L, LUA_REGISTRYINDEX, S->methods);

@@ -482,6 +482,10 @@ Tensor *global_box_part(Eager *E, Tensor *part, const Meta *whole, const Layout 
 }
 
 Tensor *global_box(Eager *E, Tensor *x, const Layout *to, bool own) {
+  if (!x->part) {
+    err_set(MF_EINVAL, "to_global: the tensor belongs to a step that was compiled");
+    return NULL;
+  }
   return global_box_part(E, x->part, &x->m, x->layout, to, own);
 }
 
@@ -511,7 +515,21 @@ int global_pack(Eager *E, Tensor *t) {
   return 0;
 }
 
+static Tensor *trace_zeros(Eager *E, const Meta *whole, const Layout *l) {
+  struct zeros_args args;
+  memcpy(&args, op_table[OP_zeros].defaults, sizeof args);
+  args.dtype = whole->dtype;
+  args.size.n = whole->ndim;
+  memcpy(args.size.v, whole->shape, sizeof(int64_t) * (size_t)whole->ndim);
+  EagerCall c = {.op = &op_table[OP_zeros], .args = &args};
+  if (eager_call_as(E, &c, l, NULL)) return NULL;
+  Tensor *y = tensor_retain(c.out[0]);
+  eager_call_clear(&c);
+  return y;
+}
+
 Tensor *global_zeros(Eager *E, const Meta *whole, const Layout *l) {
+  if (E->tracer) return trace_zeros(E, whole, l);
   int64_t start[MF_MAX_DIMS], shape[MF_MAX_DIMS] = {0};
   bool in = l->place->index >= 0;
   if (in) global_part_shape(l, whole->ndim, whole->shape, start, shape);

@@ -175,21 +175,22 @@ struct Eager {
   EagerTracer *tracer;              /* NULL: calls are executed */
   EagerPending *pending;            /* a list; NULL: nothing goes on */
   bool grad_enabled, anomaly;
-  uint64_t where;    /* while a gradient runs: the line of its forward call; 0: not known */
-  int device;        /* where tensors without inputs are made */
-  bool retaining;    /* the backward pass that runs leaves the graph for another */
-  bool background;   /* a worker's: interrupts are for the state that waits for it */
-  bool closed;       /* destroyed, but tensors are left */
-  bool freeing;      /* tape_node_release is at work */
-  int isa;           /* index into Op.spec */
-  int64_t tensors;   /* how many there are */
-  int64_t charged;   /* bytes of storages made and not yet paid to the owner's collector */
-  uint64_t next_seq; /* of the next node */
-  uint64_t passes;   /* how many backward passes there were */
-  void *spare_pass;  /* of backward.c: space for the next one */
-  int in_pass;       /* how many run, one inside another */
-  Node *free_list;   /* nodes to be freed by the loop that runs; see tape_node_release */
-  Pool pool;         /* tensors, autograd records, nodes */
+  uint64_t where;      /* while a gradient runs: the line of its forward call; 0: not known */
+  int device;          /* where tensors without inputs are made */
+  bool retaining;      /* the backward pass that runs leaves the graph for another */
+  bool background;     /* a worker's: interrupts are for the state that waits for it */
+  bool closed;         /* destroyed, but tensors are left */
+  bool freeing;        /* tape_node_release is at work */
+  bool local_is_whole; /* local tensors that meet global ones are equal on all ranks */
+  int isa;             /* index into Op.spec */
+  int64_t tensors;     /* how many there are */
+  int64_t charged;     /* bytes of storages made and not yet paid to the owner's collector */
+  uint64_t next_seq;   /* of the next node */
+  uint64_t passes;     /* how many backward passes there were */
+  void *spare_pass;    /* of backward.c: space for the next one */
+  int in_pass;         /* how many run, one inside another */
+  Node *free_list;     /* nodes to be freed by the loop that runs; see tape_node_release */
+  Pool pool;           /* tensors, autograd records, nodes */
   Generator generator;
   struct Layouts *layouts;        /* of layouts.c */
   struct GlobalCache *signatures; /* of global_call.c */

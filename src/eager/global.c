@@ -35,9 +35,76 @@ static Tensor *in_one_piece(Eager *E, Tensor *x) {
   return eager_op(E, OP_clone, 1, &x, &(struct clone_args){.memory_format = 1});
 }
 
-static int refuse_traced(Eager *E, const char *name) {
-  if (!E->tracer) return 0;
-  return err_set(MF_EUNSUPPORTED, "%s: a step that is compiled works on local tensors", name);
+/* -- In a step that is traced ------------------------------------------------------------------ */
+
+Tensor *global_open(Eager *E, const Meta *whole, const Layout *l) {
+  Tensor *t = tensor_new(E);
+  if (!t) return NULL;
+  t->m = *whole;
+  t->m.number = false;
+  t->layout = l;
+  tensor_open_traced(t);
+  return t;
+}
+
+Tensor *global_trace_box(Eager *E, int op, Tensor *x, const void *args, Tensor *y) {
+  union {
+    char bytes[OP_MAX_ARGS];
+    double align;
+  } copy;
+  if (!y) return NULL;
+  memcpy(copy.bytes, args ? args : op_table[op].defaults, op_table[op].args_size);
+  EagerCall c = {.op = &op_table[op],
+                 .in = &x,
+                 .n_in = 1,
+                 .args = copy.bytes,
+                 .target = y->layout,
+                 .n_out = 1,
+                 .small = {y}};
+  c.out = c.small;
+  if (!E->tracer->record(E->tracer, &c)) return y;
+  tensor_release(y);
+  return NULL;
+}
+
+static void set_size(IntList *size, const Meta *m) {
+  size->n = m->ndim;
+  memcpy(size->v, m->shape, sizeof(int64_t) * (size_t)m->ndim);
+}
+
+/* The local x as a part of a tensor of that form. */
+static Tensor *trace_parts(Eager *E, Tensor *x, const Meta *whole, const Layout *l) {
+  struct box_parts_args args = {.size = {0}};
+  set_size(&args.size, whole);
+  return global_trace_box(E, OP_box_parts, x, &args, global_open(E, whole, l));
+}
+
+static Tensor *trace_part(Eager *E, Tensor *x) {
+  struct box_part_args args = {.size = {0}};
+  Meta m = x->m;
+  int64_t start[MF_MAX_DIMS];
+  m.ndim = 1, m.shape[0] = 0, m.offset = 0;
+  if (x->layout->place->index >= 0) {
+    m.ndim = x->m.ndim;
+    global_part_shape(x->layout, x->m.ndim, x->m.shape, start, m.shape);
+  }
+  shape_contiguous(m.ndim, m.shape, m.stride);
+  set_size(&args.size, &m);
+  Tensor *lies = global_trace_box(E, OP_box, x, NULL, global_open(E, &x->m, x->layout));
+  Tensor *y = lies ? global_trace_box(E, OP_box_part, lies, &args, global_open(E, &m, NULL)) : NULL;
+  tensor_release(lies);
+  return y;
+}
+
+/* What this rank has of x; NULL with the error set. */
+static Tensor *part_of(Tensor *x) {
+  if (x->part) return x->part;
+  err_set(MF_EINVAL,
+          x->E->tracer ? "the tensor belongs to a step that is being compiled: its value is known "
+                         "only when the compiled step runs; return it, and read the result"
+                       : "the tensor belongs to a step that was compiled; outside of it there is "
+                         "no value");
+  return NULL;
 }
 
 /* -- Between layouts --------------------------------------------------------------------------- */
@@ -64,14 +131,18 @@ static Meta settled(const Meta *m) {
 
 Tensor *global_convert(Eager *E, Tensor *x, const Layout *l, const Layout *grad) {
   if (x->layout == l && !grad) return tensor_retain(x);
-  if (refuse_traced(E, "to_global") || sbp_list_check("to_global", &l->sbp, MF_MAX_AXES, x->m.ndim))
-    return NULL;
+  if (sbp_list_check("to_global", &l->sbp, MF_MAX_AXES, x->m.ndim)) return NULL;
   if (!grad) grad = global_of_gradient(E, x->layout);
   if (!grad) return NULL;
-  note(E, x, l);
   Meta whole = settled(&x->m);
-  Tensor *part = global_box(E, x, l, true);
-  Tensor *y = part ? global_wrap(E, &whole, part, l) : NULL;
+  Tensor *part = NULL, *y;
+  if (E->tracer) {
+    y = global_trace_box(E, OP_box, x, NULL, global_open(E, &whole, l));
+  } else {
+    note(E, x, l);
+    part = global_box(E, x, l, true);
+    y = part ? global_wrap(E, &whole, part, l) : NULL;
+  }
   if (!y || !tape_record_box(E, x, y, grad)) return y;
   tensor_release(y);
   return NULL;
@@ -80,6 +151,7 @@ Tensor *global_convert(Eager *E, Tensor *x, const Layout *l, const Layout *grad)
 Tensor *global_gather(Eager *E, Tensor *x) {
   const Layout *b = global_broadcast(E, x->layout);
   if (!b) return NULL;
+  if (!part_of(x)) return NULL;
   if (b->place->index < 0) {
     err_set(MF_EINVAL, "the tensor's value is not on this rank: its placement has others");
     return NULL;
@@ -120,7 +192,7 @@ static int exchange_cards(Eager *E, const Tensor *x, const Layout *l, int64_t *c
     return world ? err_set(MF_ENOMEM, "to_global: out of memory") : MF_ECOMM;
   for (int i = 0; i < n; i++) counts[i] = CARD;
   memcpy(card + 4, x->m.shape, sizeof(int64_t) * (size_t)x->m.ndim);
-  if (card[0] && has_copies(l))
+  if (card[0] && has_copies(l) && !E->tracer)
     card[3] =
         (int64_t)hash_of(tensor_data(x), (size_t)meta_numel(&x->m) * dtype_size((DType)x->m.dtype));
   comm_note(world, "to_global of local tensors");
@@ -225,15 +297,17 @@ static Tensor *no_part(Eager *E, const Meta *whole) {
 
 Tensor *global_from_local(Eager *E, Tensor *x, const Layout *l, bool check) {
   Meta whole = {.device = DEVICE_CPU};
-  if (refuse_traced(E, "to_global") || tensor_check_data(x, "to_global")) return NULL;
+  if (!E->tracer && tensor_check_data(x, "to_global")) return NULL;
   Tensor *own = in_one_piece(E, x);
   if (!own) return NULL;
   int rc = check ? find_whole(E, own, l, &whole) : assume_whole(own, l, &whole);
   if (!rc) rc = shape_check("to_global", whole.ndim, whole.shape, (DType)whole.dtype);
   shape_contiguous(whole.ndim, whole.shape, whole.stride);
   whole.offset = 0;
-  Tensor *part = rc ? NULL : l->place->index >= 0 ? tensor_alias(own) : no_part(E, &whole);
-  Tensor *y = part ? global_wrap(E, &whole, part, l) : NULL;
+  Tensor *y = NULL, *part = NULL;
+  if (!rc && E->tracer) y = trace_parts(E, own, &whole, l);
+  else if (!rc) part = l->place->index >= 0 ? tensor_alias(own) : no_part(E, &whole);
+  if (part) y = global_wrap(E, &whole, part, l);
   if (y && tape_record_box(E, own, y, NULL)) {
     tensor_release(y);
     y = NULL;
@@ -244,19 +318,19 @@ Tensor *global_from_local(Eager *E, Tensor *x, const Layout *l, bool check) {
 
 Tensor *global_distribute(Eager *E, Tensor *x, const Layout *l) {
   const Layout *all = global_broadcast(E, l);
-  if (!all || refuse_traced(E, "distribute") || tensor_check_data(x, "distribute") ||
-      sbp_list_check("distribute", &l->sbp, MF_MAX_AXES, x->m.ndim))
-    return NULL;
+  if (!all || sbp_list_check("distribute", &l->sbp, MF_MAX_AXES, x->m.ndim)) return NULL;
   Meta whole = settled(&x->m);
+  if (E->tracer) return global_trace_box(E, OP_box, x, NULL, global_open(E, &whole, l));
+  if (tensor_check_data(x, "distribute")) return NULL;
   Tensor *part =
       l->place->index >= 0 ? global_box_part(E, x, &whole, all, l, true) : no_part(E, &whole);
   return part ? global_wrap(E, &whole, part, l) : NULL;
 }
 
 Tensor *global_to_local(Eager *E, Tensor *x) {
-  if (refuse_traced(E, "to_local")) return NULL;
   const Layout *dual = global_dual(E, x->layout);
-  Tensor *y = dual ? tensor_alias(x->part) : NULL;
+  if (!dual || (!E->tracer && !part_of(x))) return NULL;
+  Tensor *y = E->tracer ? trace_part(E, x) : tensor_alias(x->part);
   if (!y) return NULL;
   y->uncounted = x->uncounted;
   if (!tape_record_box(E, x, y, dual)) return y;
@@ -271,8 +345,9 @@ static Tensor *from_part(Eager *E, Tensor *g, const GradMeta *m, const Layout *l
   Meta whole = {.ndim = m->ndim, .dtype = m->dtype, .device = m->device};
   memcpy(whole.shape, m->shape, sizeof(int64_t) * (size_t)m->ndim);
   shape_contiguous(whole.ndim, whole.shape, whole.stride);
-  Tensor *own = in_one_piece(E, g);
-  Tensor *y = own ? global_wrap(E, &whole, tensor_alias(own), l) : NULL;
+  Tensor *own = in_one_piece(E, g), *y = NULL;
+  if (own)
+    y = E->tracer ? trace_parts(E, own, &whole, l) : global_wrap(E, &whole, tensor_alias(own), l);
   if (y && tape_record_box(E, own, y, NULL)) {
     tensor_release(y);
     y = NULL;

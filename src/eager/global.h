@@ -72,6 +72,10 @@ Tensor *global_box_part(Eager *E, Tensor *part, const Meta *whole, const Layout 
 int global_put_back(Eager *E, Tensor *t, Tensor *part, const Layout *from);
 /* t, which nobody else sees, has its part in one piece. */
 int global_pack(Eager *E, Tensor *t);
+/* While a step is traced, y (taken) is what `op`, one of OP_BOX, makes of x: itself, recorded. */
+Tensor *global_trace_box(Eager *E, int op, Tensor *x, const void *args, Tensor *y);
+/* A handle of that form without a part, whose value is known when the step runs. */
+Tensor *global_open(Eager *E, const Meta *whole, const Layout *l);
 /* The shape of this rank's part. */
 void global_part_shape(const Layout *l, int ndim, const int64_t *shape, int64_t *start,
                        int64_t *length);

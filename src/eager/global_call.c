@@ -176,13 +176,23 @@ static int refuse_places(const EagerCall *c, int a, int b) {
   return MF_EINVAL;
 }
 
+static bool is_written(const EagerCall *c, int k) {
+  if (!c->op->n_mutated) return false;
+  int position = op_param_of_input(c->op, c->args, k);
+  for (int i = 0; i < c->op->n_params; i++)
+    if (c->op->params[i].kind == PARAM_TENSOR && position-- == 0) return c->op->params[i].mutated;
+  return false;
+}
+
 static int find_place(const EagerCall *c, const Place **out) {
   int first = -1;
   *out = c->target ? c->target->place : NULL;
   for (int k = 0; k < c->n_in; k++) {
     const Tensor *t = c->in[k];
     if (!t || t->m.number) continue;
-    if (!t->layout) return refuse_local(c, k);
+    if (!t->layout && (!t->E->local_is_whole || is_written(c, k) || t == c->into))
+      return refuse_local(c, k);
+    if (!t->layout) continue;
     if (*out && t->layout->place != *out) return refuse_places(c, first, k);
     if (!*out) *out = t->layout->place, first = k;
   }
@@ -318,18 +328,22 @@ typedef struct Parts {
   } args;
 } Parts;
 
-static bool is_written(const EagerCall *c, int k) {
-  if (!c->op->n_mutated) return false;
-  int position = op_param_of_input(c->op, c->args, k);
-  for (int i = 0; i < c->op->n_params; i++)
-    if (c->op->params[i].kind == PARAM_TENSOR && position-- == 0) return c->op->params[i].mutated;
-  return false;
+/* A local tensor that all ranks have. */
+static Tensor *part_of_whole(Eager *E, Tensor *t, const Layout *want) {
+  const Layout *all = global_broadcast(E, want);
+  if (!all || want->place->index < 0) return all ? tensor_retain(t) : NULL;
+  return global_box_part(E, t, &t->m, all, want, false);
 }
 
 static Tensor *part_for(const Parts *p, int k) {
   Tensor *t = p->c->in[k];
   const Layout *want = p->e->all[k];
+  if (want && t->layout && !t->part) {
+    err_set(MF_EINVAL, "%s: an input belongs to a step that was compiled", p->c->op->name);
+    return NULL;
+  }
   if (!want || t->layout == want) return tensor_retain(want ? t->part : t);
+  if (!t->layout) return part_of_whole(p->E, t, want);
   if (p->c->op->spec[0]->flags & OP_FORM && sbp_list_is_partial(&t->layout->sbp, MF_MAX_AXES)) {
     const Layout *taken = global_of_gradient(p->E, t->layout);
     return taken ? global_box_part(p->E, t->part, &t->m, taken, want, false) : NULL;
@@ -517,22 +531,59 @@ static int make_whole(Parts *p) {
   return set_part(p, 0, part, c->target);
 }
 
+/* Whether the op's arguments can ask for a part: others are made whole, and cut. */
+static bool has_size(const Op *op) {
+  for (int i = 0; i < op->n_params; i++)
+    if (!strcmp(op->params[i].name, "size")) return true;
+  return false;
+}
+
+/* The same while a step is traced. */
+static int trace_factory(Eager *E, EagerCall *c, bool parts) {
+  Tensor *y = c->out[0];
+  y->layout = c->target;
+  y->m.number = false;
+  tensor_open_traced(y);
+  if (parts) return E->tracer->record(E->tracer, c);
+  EagerCall call = {.op = c->op, .in = c->in, .n_in = c->n_in, .args = c->args};
+  bool enabled = E->grad_enabled;
+  E->grad_enabled = false;
+  int rc = eager_call_as(E, &call, NULL, NULL);
+  E->grad_enabled = enabled;
+  if (rc) return rc;
+  Tensor *made = global_trace_box(E, OP_box, call.out[0], NULL, tensor_retain(y));
+  eager_call_clear(&call);
+  tensor_release(made);
+  return made ? 0 : MF_EINVAL;
+}
+
 static int run_factory(Eager *E, EagerCall *c) {
   Parts p = {.E = E, .c = c};
   const Layout *l = c->target;
   int rc = sbp_list_check(c->op->name, &l->sbp, MF_MAX_AXES, c->out[0]->m.ndim);
   if (rc) return rc;
-  if (E->tracer)
-    return err_set(MF_EUNSUPPORTED, "%s: a step that is compiled works on local tensors",
-                   c->op->name);
-  tell_anew(c, l->place);
   bool parts = c->op->spec[0]->flags & OP_INDEXED && !c->op->spec[0]->scratch &&
                !sbp_list_is_partial(&l->sbp, MF_MAX_AXES) && !c->n_in;
+  if (E->tracer) return trace_factory(E, c, parts && has_size(c->op));
+  tell_anew(c, l->place);
   if (l->place->index < 0 && !c->n_in) return set_part(&p, 0, no_part(E, &c->out[0]->m), l);
   return parts ? make_part(&p) : make_whole(&p);
 }
 
 /* -- The call ---------------------------------------------------------------------------------- */
+
+/* While a step is traced: outputs lie as they would if it ran, and have no parts. */
+static int trace_call(Eager *E, EagerCall *c, const Entry *e) {
+  for (int k = 0; k < c->n_out; k++) {
+    Tensor *y = c->out[k];
+    if (y == c->into) continue;
+    if (c->op->spec[0]->flags & OP_VIEW) tape_view_of(E, y, c->in[0]);
+    else tensor_open_traced(y);
+    y->layout = e->all[c->n_in + k];
+    y->m.number = false;
+  }
+  return E->tracer->record(E->tracer, c);
+}
 
 int global_run(Eager *E, EagerCall *c) {
   Parts p;
@@ -540,11 +591,9 @@ int global_run(Eager *E, EagerCall *c) {
   if (c->target) return run_factory(E, c);
   int rc = find_place(c, &place);
   if (rc) return rc;
-  if (E->tracer)
-    return err_set(MF_EUNSUPPORTED, "%s: a step that is compiled works on local tensors",
-                   c->op->name);
   p.E = E, p.c = c, p.places = NULL, p.in = NULL;
   if (!(p.e = find_entry(E, c, place))) return MF_EINVAL;
+  if (E->tracer) return trace_call(E, c, p.e);
   if (draws(c->op)) tell_anew(c, place);
   else tell(place, p.e->text);
   rc = take_parts(&p);
@@ -564,7 +613,9 @@ int global_run_data(Eager *E, EagerCall *c) {
   int rc = find_place(c, &place);
   if (rc) return rc;
   if (E->tracer)
-    return err_set(MF_EUNSUPPORTED, "%s: a step that is compiled works on local tensors",
+    return err_set(MF_EUNSUPPORTED,
+                   "%s: the result's shape depends on data, which is known only when a compiled "
+                   "step runs; masked_fill, where or topk keep shapes",
                    c->op->name);
   const Layout *all = global_layout(E, place, &(SbpList){0});
   tell_anew(c, place);

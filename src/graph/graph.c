@@ -110,10 +110,13 @@ GraphNode *graph_copy_op(Graph *g, GraphNode *at, const GraphNode *n) {
   copy->along = n->along;
   copy->where = n->where;
   copy->segment = 0;
+  copy->want = n->want;
   for (int k = 0; k < n->n_out; k++) {
     const GraphValue *v = &n->out[k];
     graph_describe(g, &copy->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);
     copy->out[k].number = v->number;
+    copy->out[k].layout = v->layout;
+    copy->out[k].cut = v->cut;
   }
   return copy;
 }

@@ -15,11 +15,24 @@
 #include "arena.h"
 #include "op.h"
 #include "op_ids.h"
+#include "placement.h"
 #include "str.h"
 
 typedef struct Graph Graph;
 typedef struct GraphNode GraphNode;
 typedef struct GraphValue GraphValue;
+
+/* How values lie on ranks; one for all that lie so, made by graph_layout. */
+typedef struct GraphLayout {
+  const Placement *placement;
+  SbpList sbp;
+} GraphLayout;
+
+/* Ranks that communicate, in the order of their parts. */
+typedef struct GraphGroup {
+  int n;
+  const int *rank;
+} GraphGroup;
 
 /* A tensor of the step. `number`: a 0-d one that stands for a plain number of the program, which
  * takes part in promotion only by its kind. */
@@ -30,8 +43,11 @@ struct GraphValue {
   uint8_t dtype, device;
   bool number;
   const int64_t *shape;
-  int64_t id; /* as graph_renumber left it: dense, in the order of nodes */
-  void *mark; /* for the pass that runs */
+  int64_t id;                /* as graph_renumber left it: dense, in the order of nodes */
+  void *mark;                /* for the pass that runs */
+  const GraphLayout *layout; /* NULL: each rank has its own, or it is not chosen yet */
+  const int64_t
+      *cut; /* of a rank's part: the whole's sizes, and where it begins; NULL: it is all */
 };
 
 typedef enum GraphKind {
@@ -75,7 +91,8 @@ struct GraphNode {
   const char *where; /* the user's line, "train.lua:12"; NULL: unknown */
   int segment;   /* of an op: the stretch between checkpoints that it belongs to, from 1; 0: none */
   int generator; /* of a random op: its key's stream counts from that generator's first */
-  const Meta *meta; /* of an input or capture: its memory */
+  const Meta *meta;    /* of an input or capture: its memory */
+  const SbpList *want; /* of an op whose signature is chosen: how its inputs are to lie */
   union {
     const char *name;  /* of an input or capture */
     GraphNode *target; /* of a write */
@@ -93,11 +110,15 @@ struct Graph {
   const char *name;
   GraphNode *first, *last;
   LIST(GraphValue *) results;
-  int n_cells;        /* scalars that are read before each call */
-  int n_generators;   /* number 0 is the state's default one */
-  int times;          /* micro-batches of a step; 1: the step is one */
-  bool segments;      /* some node is of one, or was */
-  bool has[OP_COUNT]; /* ops of which there is a node, or was one */
+  int n_cells;                        /* scalars that are read before each call */
+  int n_generators;                   /* number 0 is the state's default one */
+  int times;                          /* micro-batches of a step; 1: the step is one */
+  bool segments;                      /* some node is of one, or was */
+  bool has[OP_COUNT];                 /* ops of which there is a node, or was one */
+  LIST(const Placement *) placements; /* those of layouts */
+  LIST(const GraphLayout *) layouts;
+  LIST(GraphGroup) groups; /* of ops that communicate */
+  LIST(Meta) wholes;       /* of one rank's graph: the tensors of which its results are parts */
 };
 
 /* An empty graph; NULL when out of memory (error set). */
@@ -154,6 +175,20 @@ static inline int64_t graph_values(const Graph *g) {
 static inline int64_t graph_numel(const GraphValue *v) {
   return shape_numel(v->ndim, v->shape);
 }
+
+/* -- ranks.c ----------------------------------------------------------------------------------- */
+
+/* The layout of that form. */
+const GraphLayout *graph_layout(Graph *g, const Placement *p, const SbpList *sbp);
+/* Their places in the lists. */
+int graph_layout_id(const Graph *g, const GraphLayout *l);
+int graph_group(Graph *g, int n, const int *ranks);
+/* Says that v is the part of a tensor of these sizes that begins there. */
+void graph_cut(Graph *g, GraphValue *v, const int64_t *whole, const int64_t *start);
+/* Whether some output or input is a part, and the op looks at where. */
+bool graph_is_cut(const GraphNode *n);
+/* The placement of an op on whole tensors: that of what it makes. NULL: it is of each rank. */
+const Placement *graph_placement(const GraphNode *n);
 
 /* -- text.c, parse.c, verify.c ----------------------------------------------------------------- */
 

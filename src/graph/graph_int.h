@@ -2,12 +2,23 @@
 #ifndef MF_GRAPH_INT_H
 #define MF_GRAPH_INT_H
 #include "graph.h"
+#include "scan.h"
 
 /* By DeviceType. */
 extern const char *const graph_devices[DEVICE_TYPES];
 
 /* The patch of param `param`, or NULL. */
 const GraphPatch *graph_patch_of(const GraphNode *n, int param);
+
+/* Parts of the text that say how values lie: the lines behind the head, what stands behind the type
+ * of a value, and behind those of a node. */
+void graph_put_ranks(Str *s, const Graph *g);
+void graph_put_lies(Str *s, const Graph *g, const GraphValue *v);
+void graph_put_wants(Str *s, const GraphNode *n);
+/* The same read back, where they come next; else nothing is read. */
+bool graph_scan_ranks(Scan *s, Graph *g);
+void graph_scan_lies(Scan *s, Graph *g, GraphValue *v);
+void graph_scan_wants(Scan *s, Graph *g, GraphNode *n);
 
 /* Space that checks of many nodes share. */
 typedef struct Checker {

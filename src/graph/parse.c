@@ -418,6 +418,34 @@ static GraphNode *read_op(Reader *r, const char *name, int n_out) {
   return n;
 }
 
+/* -- Ranks ------------------------------------------------------------------------------------- */
+
+static Scan begin_scan(Reader *r) {
+  Scan s = scan_begin(&r->g->arena, "graph text", r->at);
+  s.line = r->line;
+  return s;
+}
+
+/* The lines behind the head. */
+static void read_ranks(Reader *r) {
+  Scan s = begin_scan(r);
+  while (graph_scan_ranks(&s, r->g)) scan_end_line(&s);
+  r->at = s.at;
+  r->line = s.line;
+}
+
+static void read_lies(Reader *r, GraphValue *v) {
+  Scan s = begin_scan(r);
+  graph_scan_lies(&s, r->g, v);
+  r->at = s.at;
+}
+
+static void read_wants(Reader *r, GraphNode *n) {
+  Scan s = begin_scan(r);
+  graph_scan_wants(&s, r->g, n);
+  r->at = s.at;
+}
+
 /* -- Lines ------------------------------------------------------------------------------------- */
 
 static void read_where(Reader *r, GraphNode *n) {
@@ -505,8 +533,10 @@ static void read_definition(Reader *r) {
   for (int k = 0; k < n_out; k++) {
     expect(r, k ? "," : ":");
     read_type(r, &n->out[k]);
+    read_lies(r, &n->out[k]);
     *list_add(&r->g->arena, &r->values) = &n->out[k];
   }
+  if (!port && !number) read_wants(r, n);
   if (port) read_strides(r, n);
   end_line(r, n);
 }
@@ -547,6 +577,7 @@ static void read_graph(void *ud) {
   if (accept_keyword(r, "generators")) r->g->n_generators = read_count(r, "generators", COUNT_MAX);
   if (accept_keyword(r, "times")) r->g->times = read_count(r, "times", COUNT_MAX);
   end_line(r, NULL);
+  read_ranks(r);
   for (;;) {
     skip_empty(r);
     if (!*r->at) fail(r, "'return' is missing");

@@ -27,7 +27,9 @@
  *   %1 = micro_unpack(%0, n=4): 4 x float32[2, 9]
  *   %2 = dropout(%1, generator=0 along 0): 4 x float32[2, 9]
  *   %3 = micro_pack(%2, n=4): float32[8, 9]
- *   return %3 */
+ *   return %3
+ *
+ * Of how values lie on several ranks ranks.c tells. */
 #include <math.h>
 #include <string.h>
 
@@ -228,7 +230,7 @@ static void put_maker(Str *s, const GraphNode *n) {
   }
 }
 
-static void put_node(Str *s, const GraphNode *n) {
+static void put_node(Str *s, const Graph *g, const GraphNode *n) {
   for (int k = 0; k < n->n_out; k++) {
     if (k) str_puts(s, ", ");
     put_ref(s, &n->out[k]);
@@ -238,7 +240,9 @@ static void put_node(Str *s, const GraphNode *n) {
   for (int k = 0; k < n->n_out; k++) {
     str_puts(s, k ? ", " : ": ");
     put_type(s, &n->out[k]);
+    graph_put_lies(s, g, &n->out[k]);
   }
+  graph_put_wants(s, n);
   if (n->meta) put_strides(s, n->meta);
   if (n->segment) str_printf(s, " {remat %d%s}", n->segment, n->kept ? ", kept" : "");
   put_where(s, n->where);
@@ -253,7 +257,8 @@ void graph_print(Graph *g, Str *out) {
   if (g->n_generators != 1) str_printf(out, " generators %d", g->n_generators);
   if (g->times != 1) str_printf(out, " times %d", g->times);
   str_puts(out, "\n");
-  for (const GraphNode *n = g->first; n; n = n->next) put_node(out, n);
+  graph_put_ranks(out, g);
+  for (const GraphNode *n = g->first; n; n = n->next) put_node(out, g, n);
   str_puts(out, "return");
   for (size_t i = 0; i < g->results.n; i++) {
     str_puts(out, i ? ", " : " ");

@@ -12,7 +12,9 @@
  *      numbers apart. Ops that spread lead from the first to the second, ops that gather back, and
  *      nothing leads from what was gathered to a micro-batch. A capture may be one of each
  *      micro-batch, which reads what the one before wrote; then its write is too. Results are of
- *      the step. */
+ *      the step.
+ *   8. Ranks: a layout splits dims that there are; the memory of a port whose value has one is a
+ *      part's. A part lies inside of its whole. */
 #include <stdio.h>
 #include <string.h>
 
@@ -212,7 +214,7 @@ static int check_port(const GraphNode *n) {
   if (n->n_in || n->n_out != 1 || !m || !n->name) return err_set(MF_EINVAL, "is no port");
   const GraphValue *v = &n->out[0];
   if (v->dtype != m->dtype || v->device != m->device || v->number ||
-      !shape_equal(v->ndim, v->shape, m->ndim, m->shape))
+      !(v->layout || shape_equal(v->ndim, v->shape, m->ndim, m->shape)))
     return err_set(MF_EINVAL, "its value is not like its memory");
   int64_t last = 0, reach;
   bool fits = true;
@@ -242,6 +244,14 @@ static int check_write(const GraphNode *n) {
   return 0;
 }
 
+static bool is_inside(const GraphValue *v) {
+  for (int d = 0; v->cut && d < v->ndim; d++) {
+    int64_t start = v->cut[v->ndim + d];
+    if (start < 0 || start > v->cut[d] || v->cut[d] - start < v->shape[d]) return false;
+  }
+  return true;
+}
+
 int graph_check_node(Checker *c, const Graph *g, GraphNode *n) {
   for (int k = 0; k < n->n_out; k++) {
     const GraphValue *v = &n->out[k];
@@ -250,7 +260,9 @@ int graph_check_node(Checker *c, const Graph *g, GraphNode *n) {
     if (v->number && n->kind != GRAPH_NUMBER)
       return err_set(MF_EINVAL, "output %d cannot be a plain number", k);
     int rc = shape_check("output", v->ndim, v->shape, (DType)v->dtype);
+    if (!rc && v->layout) rc = sbp_list_check("layout", &v->layout->sbp, MF_MAX_AXES, v->ndim);
     if (rc) return rc;
+    if (!is_inside(v)) return err_set(MF_EINVAL, "output %d is no part of its whole", k);
   }
   int timed = n->kind == GRAPH_OP && !n->op ? 0 : check_times(g, n);
   if (timed) return timed;

@@ -1,5 +1,8 @@
+#include <stdio.h>
 #include <string.h>
 
+#include "comm.h"
+#include "global.h"
 #include "job_int.h"
 #include "mem.h"
 #include "op_ids.h"
@@ -90,9 +93,20 @@ static int take_captures(Job *j) {
   return rc;
 }
 
+/* How results lie on the ranks, and what they are parts of. */
+static int take_results(Job *j) {
+  const Trace *t = j->trace;
+  size_t n = j->graph->results.n;
+  if (!j->graph->wholes.n) return 0;
+  j->layouts = mem_zalloc(sizeof *j->layouts * (n + 1));
+  if (!j->layouts) return err_set(MF_ENOMEM, "out of memory");
+  for (size_t i = 0; i < n && i < t->result_layouts.n; i++) j->layouts[i] = t->result_layouts.at[i];
+  return 0;
+}
+
 Runtime *job_make_runtime(Job *j, const Plan *p) {
   Eager *E = j->E;
-  RuntimeOptions o = {.isa = E->isa};
+  RuntimeOptions o = {.isa = E->isa, .comm = E->context->comm};
   return runtime_create(p, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], &o);
 }
 
@@ -108,6 +122,9 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const Pla
   s->measure_ud = (void *)(uintptr_t)o;
   s->times = j->trace->tracer.times;
   s->repeated = j->repeated;
+  s->rank = E->context->comm ? comm_rank(E->context->comm) : 0;
+  j->ranks = j->graph->placements.n > 0;
+  s->agree = job_agree, s->agree_ud = E->context->comm;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
   j->plan = plan_create(j->graph, o);
@@ -116,6 +133,7 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const Pla
   j->options = *o;
   rc = take_captures(j);
   if (!rc) rc = take_leaves(j);
+  if (!rc) rc = take_results(j);
   trace_destroy(j->trace);
   j->trace = NULL;
   return rc;
@@ -231,11 +249,11 @@ static int bind_inputs(Job *j, int n_in, Tensor *const *in) {
     return err_set(MF_EINVAL, "the compiled step takes %d tensors, got %d", (int)j->plan->inputs.n,
                    n_in);
   for (int k = 0; k < n_in; k++) {
-    int rc = tensor_check_data(in[k], "argument");
+    int rc = tensor_check_data(in[k]->part ? in[k]->part : in[k], "argument");
     if (!rc) rc = check_shared(j, n_in, in, k);
     if (!rc) rc = fit_input(j, k, in[k]);
     if (rc) return rc;
-    runtime_bind(j->runtime, PLAN_INPUT, k, tensor_data(in[k]));
+    runtime_bind(j->runtime, PLAN_INPUT, k, tensor_data(in[k]->part ? in[k]->part : in[k]));
   }
   return 0;
 }
@@ -282,6 +300,16 @@ static int write_inputs(Job *j, Tensor *const *in, Tensor **out, int rc) {
   return rc;
 }
 
+/* A step that failed here leaves the others waiting for what it would have sent. */
+static void tell_all(const Job *j, int rc) {
+  Comm *comm = j->E->context->comm;
+  char text[512];
+  if (rc == MF_ECOMM) return;
+  snprintf(text, sizeof text, "rank %d on %s failed in the compiled step %s: %s", comm_rank(comm),
+           comm_host(comm, comm_rank(comm)), j->plan->name, err_text());
+  comm_fail(comm, text);
+}
+
 static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   int rc = eager_settle(j->E, NULL);
   if (!rc && !j->runtime && !(j->runtime = job_make_runtime(j, j->plan))) rc = MF_ENOMEM;
@@ -291,18 +319,33 @@ static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   if (!rc) rc = make_results(j, out);
   for (int k = 0; k < j->plan->n_cells; k++) runtime_set_cell(j->runtime, k, *j->cells[k]);
   Generator *g = &j->E->generator;
-  if (!rc) rc = runtime_run(j->runtime, g->seed, g->next);
+  if (!rc) {
+    rc = runtime_run(j->runtime, g->seed, g->next);
+    if (rc && j->ranks) tell_all(j, rc);
+  }
   g->next += (uint64_t)j->plan->n_draws;
   for (size_t k = 0; k < j->plan->captures.n; k++)
     if (j->captures[k].written) storage_touch(j->captures[k].storage);
   return rc;
 }
 
+/* Of what lies on several ranks, this one's part becomes the whole's. */
+static int wrap_results(Job *j, Tensor **out) {
+  for (size_t k = 0; k < j->plan->results.n; k++) {
+    if (!j->layouts || !j->layouts[k] || !out[k]) continue;
+    out[k] = global_wrap(j->E, &j->graph->wholes.at[k], out[k], j->layouts[k]);
+    if (!out[k]) return MF_ENOMEM;
+  }
+  return 0;
+}
+
 int job_run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   size_t n = j->plan->results.n, own = n - (size_t)j->n_written;
   Tensor **all = j->results;
   memset(all, 0, sizeof *all * n);
-  int rc = write_inputs(j, in, all + own, run(j, n_in, in, all));
+  int rc = run(j, n_in, in, all);
+  if (!rc) rc = wrap_results(j, all);
+  rc = write_inputs(j, in, all + own, rc);
   if (rc) release_all(own, all);
   memcpy(out, all, sizeof *all * own);
   return rc;
@@ -357,6 +400,7 @@ void job_destroy(Job *j) {
   mem_free(j->own_cells);
   mem_free(j->owners);
   mem_free(j->results);
+  mem_free(j->layouts);
   map_free(&j->captured);
   runtime_destroy(j->runtime);
   plan_destroy(j->plan);

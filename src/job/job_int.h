@@ -33,12 +33,14 @@ struct Job {
   const double **cells;
   int *written; /* arguments that it writes; their contents are the last results */
   int n_written;
-  int n_inputs;      /* of the trace */
-  uint64_t repeated; /* those that are whole in each micro-batch */
-  double *own_cells; /* of a step from text */
-  Map captured;      /* their storages -> their numbers */
-  Tensor **owners;   /* while results are made: who has the memory, by register */
-  Tensor **results;  /* while it runs: all of them */
+  int n_inputs;           /* of the trace */
+  uint64_t repeated;      /* those that are whole in each micro-batch */
+  double *own_cells;      /* of a step from text */
+  Map captured;           /* their storages -> their numbers */
+  Tensor **owners;        /* while results are made: who has the memory, by register */
+  Tensor **results;       /* while it runs: all of them */
+  const Layout **layouts; /* of results, by result; NULL: it is local */
+  bool ranks;             /* the step is one of several ranks */
   PlanOptions options;
   Flow *flow; /* NULL: none is open */
 };
@@ -47,5 +49,9 @@ struct Job {
 Runtime *job_make_runtime(Job *j, const Plan *p);
 /* Whether captured tensors are still those of the step, whose memory `r` then gets. */
 int job_bind_captures(Job *j, Runtime *r);
+
+/* Whether all ranks have this graph, `comm` being theirs: 0, or a code with the first line in which
+ * one differs. All ranks of the job call it. */
+int job_agree(void *comm, Graph *g);
 
 #endif

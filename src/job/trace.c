@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "global.h"
 #include "mem.h"
 #include "op_args.h"
+#include "op_comm.h"
 #include "op_ids.h"
 #include "tape.h"
 
@@ -49,9 +51,30 @@ static void describe(Trace *t, GraphValue *v, const Meta *m) {
   v->number = m->number;
 }
 
+static const GraphLayout *layout_of(Trace *t, const Layout *l) {
+  return l ? graph_layout(t->graph, layout_placement(l), &l->sbp) : NULL;
+}
+
+/* Of a global tensor the whole; its part must be all of the storage. */
+static Meta root_of_global(Trace *t, const Tensor *like) {
+  const Meta *m = &like->m, *part = &like->part->m;
+  size_t bytes = (size_t)meta_numel(part) * dtype_size((DType)part->dtype);
+  bool all = m->offset == 0 && part->offset == 0 && bytes == like->storage->bytes &&
+             shape_is_dense(m->ndim, m->shape, m->stride) &&
+             shape_is_dense(part->ndim, part->shape, part->stride);
+  if (!all)
+    arena_throw(&t->graph->arena,
+                err_set(MF_EUNSUPPORTED,
+                        "%s: a compiled step cannot use a part of a global tensor's memory that "
+                        "was made outside of it; make it there, or clone it",
+                        t->call ? t->call->op->name : "return"));
+  return *m;
+}
+
 /* What the port of `like` looks like: itself if it is all of its storage, else the storage as a
  * list of elements. */
-static Meta root_of(const Tensor *like) {
+static Meta root_of(Trace *t, const Tensor *like) {
+  if (like->layout) return root_of_global(t, like);
   Meta m = like->m;
   size_t size = dtype_size((DType)m.dtype), bytes = like->storage->bytes;
   bool whole = m.offset == 0 && (size_t)meta_numel(&m) * size == bytes &&
@@ -64,15 +87,20 @@ static Meta root_of(const Tensor *like) {
   return m;
 }
 
-static TraceStorage *add_port(Trace *t, GraphKind kind, Storage *s, const Meta *m) {
+/* `whole`: of its value; `m`: of its memory. */
+static TraceStorage *add_port(Trace *t, GraphKind kind, const Tensor *x, const Meta *whole,
+                              const Meta *m) {
   Graph *g = t->graph;
   GraphNode *at = t->last_port ? t->last_port->next : g->first; /* in order of appearance */
   GraphNode *n = t->last_port = graph_insert(g, at, kind, 0, 1);
   Meta *copy = arena_new(&g->arena, Meta);
   *copy = *m;
   n->meta = copy;
-  describe(t, &n->out[0], m);
-  return add_storage(t, s, m, &n->out[0]);
+  describe(t, &n->out[0], whole);
+  n->out[0].layout = layout_of(t, x->layout);
+  TraceStorage *ts = add_storage(t, x->storage, whole, &n->out[0]);
+  ts->layout = x->layout;
+  return ts;
 }
 
 static TraceLeaf *leaf_of(Trace *t, Tensor *x) {
@@ -100,9 +128,11 @@ static void keep_leaf(Trace *t, Tensor *x) {
 }
 
 static TraceStorage *capture(Trace *t, Tensor *x) {
-  Meta root = root_of(x);
+  Tensor *base = tensor_base(x);
+  if (x->layout && base->part && base->storage == x->storage) x = base;
+  Meta root = root_of(t, x);
   char name[32];
-  TraceStorage *ts = add_port(t, GRAPH_CAPTURE, x->storage, &root);
+  TraceStorage *ts = add_port(t, GRAPH_CAPTURE, x, &root, x->part ? &x->part->m : &root);
   snprintf(name, sizeof name, "c%d", t->n_captures++);
   ts->capture = ts->current->node;
   ts->capture->name = arena_text(&t->graph->arena, name);
@@ -235,6 +265,11 @@ static GraphValue *value_of(Trace *t, Tensor *x, const double *cell) {
     if (x->m.number) return number(t, x, cell);
     ts = capture(t, x);
   }
+  if (ts->capture && !ts->layout != !x->layout)
+    arena_throw(
+        &t->graph->arena,
+        err_set(MF_EUNSUPPORTED, "%s: a compiled step cannot see one memory as global and as local",
+                t->call ? t->call->op->name : "return"));
   if (ts->capture) keep_leaf(t, x);
   return value_at(t, ts, &x->m);
 }
@@ -375,6 +410,7 @@ static void record_op(Trace *t, EagerCall *c, GraphValue *const *in) {
   record_generator(t, n);
   for (int k = 0; k < c->n_out; k++) {
     describe(t, &n->out[k], &c->out[k]->m);
+    n->out[k].layout = layout_of(t, c->target);
     if (c->out[k] == c->into) record_into(t, c, &n->out[k]);
     else add_storage(t, c->out[k]->storage, &c->out[k]->m, &n->out[k]);
   }
@@ -559,7 +595,7 @@ Trace *trace_begin(Eager *E, const char *name, int times) {
 typedef struct NewInput {
   Trace *t;
   Tensor *x;
-  Meta memory;
+  Meta whole, memory;
 } NewInput;
 
 static void add_input(void *ud) {
@@ -567,7 +603,7 @@ static void add_input(void *ud) {
   char name[32];
   int k = 0;
   for (GraphNode *n = a->t->graph->first; n; n = n->next) k += n->kind == GRAPH_INPUT;
-  TraceStorage *ts = add_port(a->t, GRAPH_INPUT, a->x->storage, &a->memory);
+  TraceStorage *ts = add_port(a->t, GRAPH_INPUT, a->x, &a->whole, &a->memory);
   ts->root = a->x->m;
   snprintf(name, sizeof name, "x%d", k);
   ts->current->node->name = arena_text(&a->t->graph->arena, name);
@@ -580,8 +616,10 @@ Tensor *trace_input(Trace *t, const Tensor *like, bool part) {
   if (!x) return NULL;
   x->m = like->m;
   x->m.offset = 0;
+  x->layout = like->layout;
   if (part) x->m.shape[0] /= t->tracer.times;
-  NewInput a = {t, x, x->m};
+  NewInput a = {t, x, x->m, like->part ? like->part->m : x->m};
+  a.memory.offset = 0;
   if (!shape_is_dense(x->m.ndim, x->m.shape, x->m.stride))
     shape_contiguous(x->m.ndim, x->m.shape, x->m.stride);
   tensor_open_traced(x);
@@ -596,22 +634,41 @@ typedef struct Ending {
   Tensor *const *results;
 } Ending;
 
+/* v as what outlives the step is to lie. Before the writes, which come last. */
+static GraphValue *lying(Trace *t, GraphValue *v, const Layout *l) {
+  if (!l) return v;
+  GraphNode *at = t->graph->last;
+  while (at && at->kind == GRAPH_WRITE) at = at->prev;
+  const Op *op = &op_table[OP_box];
+  GraphNode *n =
+      graph_add_op(t->graph, at ? at->next : t->graph->first, op, op->defaults, 1, &v, 1);
+  n->segment = 0;
+  graph_describe(t->graph, &n->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
+  n->out[0].layout = layout_of(t, l);
+  return &n->out[0];
+}
+
 static void finish(void *ud) {
   Ending *e = ud;
   Trace *t = e->t;
   Graph *g = t->graph;
   write_gradients(t);
-  for (int k = 0; k < e->n; k++)
-    *list_add(&g->arena, &g->results) = value_of(t, e->results[k], NULL);
+  for (int k = 0; k < e->n; k++) {
+    const Layout *l = e->results[k]->layout;
+    *list_add(&g->arena, &t->result_layouts) = l;
+    *list_add(&g->arena, &g->results) = lying(t, value_of(t, e->results[k], NULL), l);
+  }
   for (size_t i = 0; i < t->storages.n; i++) {
     TraceStorage *ts = t->storages.at[i];
     if (ts->input && ts->writes) {
       *list_add(&g->arena, &t->written) = ts->input - 1;
-      *list_add(&g->arena, &g->results) = ts->current;
+      *list_add(&g->arena, &t->result_layouts) = ts->layout;
+      *list_add(&g->arena, &g->results) = lying(t, ts->current, ts->layout);
     }
     if (!ts->capture || !ts->writes) continue;
+    GraphValue *left = lying(t, ts->current, ts->layout);
     GraphNode *n = graph_add(g, GRAPH_WRITE, 1, 0);
-    n->in[0] = ts->current;
+    n->in[0] = left;
     n->target = ts->capture;
   }
   g->n_cells = (int)t->cells.n;

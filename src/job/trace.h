@@ -22,8 +22,9 @@ typedef struct TraceView {
 } TraceView;
 
 typedef struct TraceStorage {
-  Storage *storage; /* counted */
-  Meta root;        /* dense, offset 0: all of the storage */
+  Storage *storage;     /* counted */
+  Meta root;            /* dense, offset 0: all of the storage; of a global tensor the whole */
+  const Layout *layout; /* of a global tensor */
   GraphValue *current;
   GraphNode *capture; /* NULL: made by the step, an argument or a number */
   Tensor *first;      /* of a capture: the tensor that led to it, counted */
@@ -59,11 +60,12 @@ typedef struct Trace {
   written; /* arguments that the step writes: what is left in them are results
               behind the function's own */
   int n_captures;
-  GraphNode *last_port;           /* ports come first in the graph; NULL: there is none yet */
-  uint64_t stream;                /* the default generator's next stream at the start */
-  const char *lines[TRACE_LINES]; /* texts that were made of the user's lines */
-  EagerCall *call;                /* which is recorded now */
-  int segment, n_segments;        /* what is recorded now belongs to; see GraphNode */
+  GraphNode *last_port;                /* ports come first in the graph; NULL: there is none yet */
+  uint64_t stream;                     /* the default generator's next stream at the start */
+  const char *lines[TRACE_LINES];      /* texts that were made of the user's lines */
+  EagerCall *call;                     /* which is recorded now */
+  LIST(const Layout *) result_layouts; /* by result; NULL: it is local */
+  int segment, n_segments;             /* what is recorded now belongs to; see GraphNode */
 } Trace;
 
 /* Begins: E records into a new graph one of `times` micro-batches. NULL with the error set. */

@@ -5,6 +5,7 @@
  * call to call and is whole after the last, at = n - 1. */
 #include "copy_views.h"
 #include "op_args.h"
+#include "sbp_rule.h"
 #include "thread.h"
 
 static int want_count(Infer *I, int64_t n, int64_t at) {
@@ -75,7 +76,7 @@ static int micro_mean_cpu(const OpCall *c) {
 
 /* The mean of the x of all micro-batches. */
 OP(micro_mean, .signature = "micro_mean(Tensor x, int n, int at=0) -> Tensor",
-   .flags = OP_HIDDEN | OP_GATHERS, .sbp = "B", .linear = "x", .infer = micro_mean_infer,
+   .flags = OP_HIDDEN | OP_GATHERS, .sbp = "...", .linear = "x", .infer = micro_mean_infer,
    .cpu = micro_mean_cpu)
 
 /* -- All of them, the last --------------------------------------------------------------------- */
@@ -110,9 +111,17 @@ static int micro_pack_cpu(const OpCall *c) {
   return copy_views(x, &part);
 }
 
+/* Parts of the micro-batches are no part of the whole, but along the other dims. */
+static int micro_pack_sbp(SbpAsk *q) {
+  int rc = 0;
+  for (int d = 1; d < q->in[0]->ndim && !rc; d++) rc = sbp_add_split(q, 0, d, 0, d);
+  return rc;
+}
+
 /* The x of all micro-batches, one behind the other along dim 0; of single numbers, a list. */
 OP(micro_pack, .signature = "micro_pack(Tensor x, int n, int at=0) -> Tensor",
-   .flags = OP_HIDDEN | OP_GATHERS, .sbp = "B", .infer = micro_pack_infer, .cpu = micro_pack_cpu)
+   .flags = OP_HIDDEN | OP_GATHERS, .sbp_rule = micro_pack_sbp, .infer = micro_pack_infer,
+   .cpu = micro_pack_cpu)
 
 static int micro_last_cpu(const OpCall *c) {
   return copy_views(&c->in[0], &c->out[0]);
@@ -120,4 +129,4 @@ static int micro_last_cpu(const OpCall *c) {
 
 /* The x of the last micro-batch. */
 OP(micro_last, .signature = "micro_last(Tensor x) -> Tensor", .flags = OP_HIDDEN | OP_GATHERS,
-   .sbp = "B", .linear = "x", .infer = infer_same, .cpu = micro_last_cpu)
+   .sbp = "...", .linear = "x", .infer = infer_same, .cpu = micro_last_cpu)

@@ -815,9 +815,17 @@ static int micro_unpack_infer(Infer *I) {
   return view_part(I, 0, a->at * rows, rows, 1);
 }
 
+/* A rank that has some rows has not those of its part of each micro-batch. */
+static int micro_unpack_sbp(SbpAsk *q) {
+  int rc = 0;
+  for (int d = 1; d < q->in[0]->ndim && !rc; d++) rc = sbp_add_split(q, 0, d, 0, d);
+  return rc;
+}
+
 /* Part `at` of n equal ones along dim 0; see pass/time.c. */
 OP(micro_unpack, .signature = "micro_unpack(Tensor x, int n, int at=0) -> Tensor",
-   .flags = OP_VIEW | OP_HIDDEN | OP_SPREADS, .sbp = "B", .infer = micro_unpack_infer)
+   .flags = OP_VIEW | OP_HIDDEN | OP_SPREADS, .sbp_rule = micro_unpack_sbp,
+   .infer = micro_unpack_infer)
 
 static int micro_repeat_infer(Infer *I) {
   return view_same(I) ? 0 : MF_ENOMEM;

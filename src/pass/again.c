@@ -1,5 +1,7 @@
 #include "again.h"
 
+#include "op_comm.h"
+
 #include <stdlib.h>
 
 Again again_begin(Graph *g, bool (*is_anew)(void *, const GraphValue *, const GraphNode *),
@@ -12,6 +14,7 @@ Again again_begin(Graph *g, bool (*is_anew)(void *, const GraphValue *, const Gr
 
 bool again_is_beside(const GraphNode *n, const GraphNode *user) {
   if (n->kind != GRAPH_OP || n->op->spec[0]->flags & (OP_GATHERS | OP_SPREADS)) return false;
+  if (op_is_comm(n->op)) return false; /* others do not expect it */
   return (n->times > 1) == graph_is_micro(user);
 }
 

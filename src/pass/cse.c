@@ -48,7 +48,7 @@ static bool same_arguments(const GraphNode *a, const GraphNode *b) {
 static bool same_outputs(const GraphNode *a, const GraphNode *b) {
   for (int k = 0; k < a->n_out; k++) {
     const GraphValue *v = &a->out[k], *w = &b->out[k];
-    if (v->dtype != w->dtype || v->device != w->device ||
+    if (v->dtype != w->dtype || v->device != w->device || v->layout != w->layout ||
         !shape_equal(v->ndim, v->shape, w->ndim, w->shape))
       return false;
   }

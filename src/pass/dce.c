@@ -5,14 +5,17 @@
  * the first has seen all uses of a node when it comes to it, so it ends after one step a node. A
  * write that leaves in a capture what is there at the start is no need of anything, and goes too.
  *
- * Inputs and captures stay, used or not: the job binds them by their place. Random ops go as any
+ * Inputs and captures stay, used or not: the job binds them by their place. So does what one rank
+ * communicates, since others may count on it. Random ops go as any
  * other: each has its stream number, so that the others draw what they drew. The errors that a
  * kernel would have raised about its data (an index out of range) go with it. */
+#include "op_comm.h"
 #include "pass.h"
 
 #define NEEDED ((void *)g)
 
 static bool is_root(const GraphNode *n) {
+  if (n->kind == GRAPH_OP) return op_is_comm(n->op);
   return n->kind == GRAPH_WRITE || n->kind == GRAPH_INPUT || n->kind == GRAPH_CAPTURE;
 }
 

@@ -100,6 +100,7 @@ static bool find_loss(Loss *l, GraphNode *n) {
   const Readers *lse = readers_of(&n->out[1]);
   l->back = lse->n == 1 ? lse->at[0] : NULL;
   if (!l->back || !graph_is_op(l->back, OP_cross_entropy_backward)) return false;
+  if (graph_is_cut(n) || graph_is_cut(l->back)) return false;
   GraphValue *const *in = l->back->in;
   bool ours = in[1] == n->in[0] && in[2] == n->in[1] && in[3] == &n->out[1] &&
               in[4] == &n->out[2] && !in[5] && only_read_by(&n->out[2], l->back);

@@ -17,8 +17,12 @@ typedef struct PassSettings {
   int amp;           /* the dtype of products: F16, BF16; 0: as they are */
   int times;         /* micro-batches of a step, if more than 1; then time cannot be off */
   uint64_t repeated; /* bit k: argument k is whole in each of them */
-  int64_t budget;    /* bytes that the step may take; 0: any. What it would take, measure says: 0 or
-                        a code */
+  int rank;          /* of whose parts the plan will be, if values are on several ranks */
+  /* Sees the graph of all ranks before it becomes one's: 0 or a code; NULL: nobody looks. */
+  int (*agree)(void *ud, Graph *g);
+  void *agree_ud;
+  int64_t budget; /* bytes that the step may take; 0: any. What it would take, measure says: 0 or
+                     a code */
   int (*measure)(void *ud, Graph *g, int64_t *bytes);
   void *measure_ud;
   /* Sees the graph as traced ("graph") and after each pass ("pass NAME"), and does not change it;
@@ -53,6 +57,9 @@ void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);
 void pass_remat(Graph *g, const PassSettings *s);
+void pass_sbp(Graph *g, const PassSettings *s);
+void pass_boxing(Graph *g, const PassSettings *s);
+void pass_part(Graph *g, const PassSettings *s);
 void pass_remat_budget(Graph *g, const PassSettings *s);
 void pass_layout(Graph *g, const PassSettings *s);
 void pass_fuse_loss(Graph *g, const PassSettings *s);

@@ -21,6 +21,9 @@ const Pass pass_table[] = {
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},
     {"remat", pass_remat, "behind cse, which would make one of what is computed twice"},
+    {"sbp", pass_sbp, "when all ops are there that the user's tensors go through"},
+    {"boxing", pass_boxing, "puts in what sbp has found to be missing"},
+    {"part", pass_part, "what follows looks at one rank's shapes"},
     {"fuse_loss", pass_fuse_loss,
      "behind cse, for logits that are one value; dce cleans up behind it"},
     {"dce", pass_dce, "what the others left without use"},
@@ -118,7 +121,9 @@ int pass_run_all(Graph *g, const PassSettings *s) {
   if (!rc) show(s, "graph", "", g);
   for (int k = 0; k < pass_count && !rc; k++) {
     if (s->off >> k & 1) continue;
-    rc = pass_run(g, k, s);
+    if (pass_table[k].run == pass_part && s->agree && g->placements.n)
+      rc = s->agree(s->agree_ud, g);
+    if (!rc) rc = pass_run(g, k, s);
     if (!rc) show(s, "pass ", pass_table[k].name, g);
   }
   return rc;

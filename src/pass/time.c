@@ -273,11 +273,15 @@ static void unpack_input(Timing *t, GraphNode *n) {
   struct micro_unpack_args args = {.n = t->s->times};
   Meta *m = arena_copy(&t->g->arena, n->meta, sizeof *m);
   int64_t part[MF_MAX_DIMS];
+  int64_t whole[MF_MAX_DIMS];
   memcpy(part, v->shape, sizeof *part * (size_t)v->ndim);
-  m->shape[0] *= args.n;
+  memcpy(whole, v->shape, sizeof *whole * (size_t)v->ndim);
+  whole[0] *= args.n;
+  if (!v->layout)
+    m->shape[0] *= args.n; /* else it is the memory of this rank's part of the whole */
   n->meta = m;
   t->age[n->id] = OF_STEP;
-  graph_describe(t->g, v, (DType)v->dtype, v->device, v->ndim, m->shape);
+  graph_describe(t->g, v, (DType)v->dtype, v->device, v->ndim, whole);
   GraphValue *y = put(t, t->body, OP_micro_unpack, &args, v, NULL);
   graph_describe(t->g, y, (DType)v->dtype, v->device, v->ndim, part);
   *beyond(t, v) = (Beyond){.micro = y, .shared_out = true};
@@ -316,6 +320,14 @@ static void connect(Timing *t, GraphNode *n) {
     beyond(t, &n->out[0])->now = n->in[0];
     *list_add(&t->g->arena, &t->idle) = n;
   }
+}
+
+/* A result that was to lie so on the ranks. */
+static GraphValue *lying_as(Timing *t, GraphValue *v, const GraphLayout *l) {
+  if (!l) return v;
+  GraphValue *y = put(t, v->node->next, OP_box, op_table[OP_box].defaults, v, v->node->where);
+  y->layout = l;
+  return y;
 }
 
 /* -- The pass ---------------------------------------------------------------------------------- */
@@ -357,7 +369,7 @@ void pass_time(Graph *g, const PassSettings *s) {
   for (size_t i = 0; i < g->results.n; i++) {
     GraphValue *v = current(g->results.at[i]);
     bool whole = v->node->kind == GRAPH_INPUT || !is_of_micro(&t, v);
-    g->results.at[i] = whole ? v : left_of(&t, v, true);
+    g->results.at[i] = whole ? v : lying_as(&t, left_of(&t, v, true), v->layout);
   }
   for (size_t i = 0; i < t.idle.n; i++) graph_remove(g, t.idle.at[i]);
 }

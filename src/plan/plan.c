@@ -14,6 +14,7 @@
 #include "err.h"
 #include "graph.h"
 #include "op_args.h"
+#include "op_comm.h"
 #include "op_ids.h"
 #include "op_program.h"
 #include "plan_int.h"
@@ -192,6 +193,13 @@ static int clone(Lowering *w, int tensor, int format, const char *where) {
   return out;
 }
 
+/* Where the value is a part of a whole. */
+static void set_cut(Lowering *w, const GraphValue *v) {
+  if (!v->cut) return;
+  w->p->tensors.at[place_of(v)->tensor].cut =
+      arena_copy(&w->p->arena, v->cut, sizeof *v->cut * (size_t)(2 * v->ndim + 1));
+}
+
 static void lower_view(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   Operands *o = operands_of(w, n);
@@ -210,6 +218,7 @@ static void lower_view(Lowering *w, GraphNode *n) {
     int t = plan_add_tensor(p, reg, &metas[k]);
     p->tensors.at[t].stride = stride;
     place_of(&n->out[k])->tensor = t;
+    set_cut(w, &n->out[k]);
   }
 }
 
@@ -327,12 +336,21 @@ static void patch_number(Lowering *w, PlanStep *s) {
   }
 }
 
+/* What is communicated is copied where it does not; `after` is not looked at. */
+static void lie_in_one_piece(Lowering *w, const GraphNode *n, int *in) {
+  for (int k = 0; k < n->n_in; k++) {
+    const Meta *m = in[k] < 0 ? NULL : &w->p->tensors.at[in[k]].meta;
+    if (m && !meta_is_contiguous(m)) in[k] = clone(w, in[k], 1, n->where);
+  }
+}
+
 static void lower_op(Lowering *w, GraphNode *n) {
   Plan *p = w->p;
   int n_out = n->n_out - n->n_written;
   Operands *o = operands_of(w, n);
   int *in = o->in, *out = o->out;
   Meta *metas = o->metas;
+  if (op_is_comm(n->op)) lie_in_one_piece(w, n, in);
   infer(w, n, o, n_out);
   count_inputs(w, n);
   lower_written(w, n, in);
@@ -343,6 +361,7 @@ static void lower_op(Lowering *w, GraphNode *n) {
     else new_output(w, &n->out[k], &metas[k]);
     out[k] = place_of(&n->out[k])->tensor;
   }
+  for (int k = 0; k < n->n_out; k++) set_cut(w, &n->out[k]);
   PlanStep *s = add_step(w, n->op, n->args, n->n_in, in, n_out, out, n->where);
   PlanPatch *patches = arena_array(&p->arena, PlanPatch, n->n_patches);
   for (int k = 0; k < n->n_patches; k++)
@@ -364,6 +383,7 @@ static void lower_port(Lowering *w, GraphNode *n) {
   if (input) *list_add(&p->arena, &p->inputs) = named;
   else *list_add(&p->arena, &p->captures) = named;
   place_of(&n->out[0])->tensor = t;
+  set_cut(w, &n->out[0]);
 }
 
 static void lower_number(Lowering *w, GraphNode *n) {
@@ -451,12 +471,26 @@ static bool is_port(const GraphNode *n) {
   return n->kind == GRAPH_INPUT || n->kind == GRAPH_CAPTURE;
 }
 
+/* Whether the graph is not yet that of one rank. */
+static bool has_layouts(const Graph *g) {
+  for (const GraphNode *n = g->first; n && g->placements.n; n = n->next)
+    for (int k = 0; k < n->n_out; k++)
+      if (n->out[k].layout) return true;
+  return false;
+}
+
 static void lower(void *ud) {
   Lowering *w = ud;
   Graph *g = w->g;
   w->p->name = arena_text(&w->p->arena, g->name);
   w->p->n_cells = g->n_cells;
   w->p->times = g->times;
+  if (has_layouts(g))
+    arena_throw(&w->p->arena,
+                err_set(MF_EINVAL,
+                        "compile: the passes sbp, boxing and part cannot be left out of a "
+                        "step on global tensors"));
+  plan_take_ranks(w->p, g);
   graph_order(g);
   make_places(w);
   int first, end = 0;

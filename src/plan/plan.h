@@ -14,6 +14,7 @@
 #define MF_PLAN_H
 #include "arena.h"
 #include "op.h"
+#include "placement.h"
 
 typedef struct Graph Graph;
 typedef struct Str Str;
@@ -51,12 +52,26 @@ typedef struct PlanPatch {
 } PlanPatch;
 
 /* meta.offset counts from the register's start, for the first micro-batch; it is `stride` elements
- * further on in each of the next. */
+ * further on in each of the next. `cut`: it is a part of a tensor of these sizes, and begins there;
+ * NULL: it is the whole. */
 typedef struct PlanTensor {
   int reg;
   int64_t stride;
+  const int64_t *cut;
   Meta meta;
 } PlanTensor;
+
+/* Ranks that communicate, in the order of their parts; and how a tensor lies on ranks. Steps name
+ * them by number. */
+typedef struct PlanGroup {
+  int n;
+  const int *rank;
+} PlanGroup;
+
+typedef struct PlanLayout {
+  const Placement *placement;
+  SbpList sbp;
+} PlanLayout;
 
 typedef struct PlanStep {
   const Op *op;
@@ -108,7 +123,9 @@ typedef struct Plan {
   LIST(int) results; /* tensors; a result's register may be that of another result */
   LIST(PlanStream) streams;
   LIST(PlanTask) tasks;
-  LIST(const char *) calls;               /* names of what the host does */
+  LIST(const char *) calls; /* names of what the host does */
+  LIST(PlanGroup) groups;
+  LIST(PlanLayout) layouts;
   int n_result_registers, n_cells, times; /* micro-batches of a round */
   int64_t n_draws;                        /* stream numbers that a round takes */
   int64_t block_bytes;

@@ -5,19 +5,14 @@
  *   r1 block 24 bytes +64, steps 1..2          its offset in the block
  *   r2 order, buffers 2, task 0 to 1 3         what task 0 hands to tasks 1 and 3
  *   t0 = r0 float32(2, 3)
- *   t1 = r0 float32(2, 3) and every 6          it moves on by so much with each micro-batch
- *   n0 = r3 float32 0.5                        a number; "cell 0": that cell's
- *   input "x0" t0
- *   capture "c0" t1 written
- *   result t5
- *   stream cpu "compute"
- *   task stream 0, steps 2                     the next two steps
- *   task stream 0, steps 2, times 4            those of each of four micro-batches
- *   task stream 0, call "load"
- *   step t3, t4 = max(t0; dim=1) "a.lua:3"     arguments where they differ from the defaults
- *   step t2 = mul(t3, -; alpha=1; alpha=cell 0)
- *   step t4 = micro_mean(t3; n=4; at=micro)    an argument that is the number of the micro-batch
- *   step t4 = dropout(t1; generator=0) along 0 a part of the whole batch along that dim
+ *   t1 = r0 float32(2, 3) and every 6          it moves on by so much with each micro-batch; of
+ * other ranks, see ranks.c n0 = r3 float32 0.5                        a number; "cell 0": that
+ * cell's input "x0" t0 capture "c0" t1 written result t5 stream cpu "compute" task stream 0, steps
+ * 2                     the next two steps task stream 0, steps 2, times 4            those of each
+ * of four micro-batches task stream 0, call "load" step t3, t4 = max(t0; dim=1) "a.lua:3" arguments
+ * where they differ from the defaults step t2 = mul(t3, -; alpha=1; alpha=cell 0) step t4 =
+ * micro_mean(t3; n=4; at=micro)    an argument that is the number of the micro-batch step t4 =
+ * dropout(t1; generator=0) along 0 a part of the whole batch along that dim
  *
  * Ops go by name and all else by place, so it reads back in any build that has the ops. */
 #include <stdlib.h>
@@ -108,10 +103,12 @@ void plan_print(const Plan *p, Str *out) {
   str_quote(out, p->name);
   str_printf(out, ", block %lld, results %d, cells %d, draws %lld\n", (long long)p->block_bytes,
              p->n_result_registers, p->n_cells, (long long)p->n_draws);
+  plan_print_ranks(p, out);
   for (size_t i = 0; i < p->registers.n; i++) print_register(p, (int)i, out);
   for (size_t i = 0; i < p->tensors.n; i++) {
     str_printf(out, "t%zu r%d ", i, p->tensors.at[i].reg);
     op_print_meta(&p->tensors.at[i].meta, out);
+    plan_print_cut(&p->tensors.at[i], out);
     if (p->tensors.at[i].stride)
       str_printf(out, " and every %lld", (long long)p->tensors.at[i].stride);
     str_puts(out, "\n");
@@ -198,6 +195,7 @@ static void read_tensor(Reading *w) {
   Meta m;
   op_scan_meta(&w->scan, &m);
   int t = plan_add_tensor(p, reg, &m);
+  plan_scan_cut(p, &w->scan, &p->tensors.at[t]);
   if (scan_is(&w->scan, "and")) {
     scan_want(&w->scan, "every");
     p->tensors.at[t].stride = scan_range(&w->scan, "the stride", 0, SHAPE_MAX);
@@ -317,6 +315,7 @@ static void read_record(Reading *w) {
   else if (scan_is(s, "result")) *list_add(&p->arena, &p->results) = scan_id(s, "t", p->tensors.n);
   else if (scan_is(s, "stream")) read_stream(w);
   else if (scan_is(s, "task")) read_task(w);
+  else if (plan_scan_group(p, s) || plan_scan_layout(p, s)) return;
   else if (*s->at == 'r') read_register(w);
   else if (*s->at == 't') read_tensor(w);
   else if (*s->at == 'n') read_number(w);

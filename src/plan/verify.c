@@ -201,6 +201,8 @@ static void check_outputs(Verifying *w, size_t step) {
   a.more = s->n_out <= MF_MAX_DIMS ? a.metas : arena_array(&w->arena, Meta, s->n_out);
   if (s->op->spec[0]->flags & (OP_VIEW | OP_DATA))
     wrong(w, "step %zu, %s: has no kernel for plans", step, s->op->name);
+  if (!plan_ranks_fit(w->plan, s))
+    wrong(w, "step %zu, %s: is between ranks that there are not", step, s->op->name);
   int rc = s->op->spec[0]->infer(&a.infer);
   if (rc) wrong(w, "step %zu: %s", step, err_text());
   if (a.infer.n_out != s->n_out)

@@ -212,7 +212,10 @@ static void move(Actor *a) {
     char *first = m->base ? *m->base + m->offset : m->view->data; /* in this turn */
     m->view->data = first + a->micro * m->stride;
   }
-  for (size_t k = 0; k < a->shifts.n; k++) *a->shifts.at[k].start = a->micro * a->shifts.at[k].size;
+  for (size_t k = 0; k < a->shifts.n; k++) {
+    const Shift *s = &a->shifts.at[k];
+    *s->start = s->first + a->micro * s->size;
+  }
   for (size_t k = 0; k < a->numbers.n; k++) *a->numbers.at[k] = a->micro;
 }
 

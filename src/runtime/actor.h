@@ -62,9 +62,9 @@ typedef struct Move {
   int64_t offset, stride;
 } Move;
 
-/* Where its draws begin in the whole batch: *start = micro-batch * size. */
+/* Where its draws begin in the whole batch: *start = first + micro-batch * size. */
 typedef struct Shift {
-  int64_t *start, size;
+  int64_t *start, size, first;
 } Shift;
 
 typedef struct Links {

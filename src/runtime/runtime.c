@@ -10,6 +10,8 @@
 #include "fault.h"
 #include "hard.h"
 #include "mem.h"
+#include "op_comm.h"
+#include "talk.h"
 #include "thread.h"
 #include "watch.h"
 
@@ -40,7 +42,8 @@ typedef struct Draw {
 
 /* -- Making ------------------------------------------------------------------------------------ */
 
-static void view_of(Runtime *r, int tensor, View *v) {
+/* `indexed`: for an op that looks at where parts begin. */
+static void view_of(Runtime *r, int tensor, bool indexed, View *v) {
   if (tensor < 0) {
     *v = (View){.ndim = -1};
     return;
@@ -53,6 +56,7 @@ static void view_of(Runtime *r, int tensor, View *v) {
               .ndim = t->meta.ndim,
               .dtype = t->meta.dtype,
               .number = t->meta.number};
+  if (t->cut && indexed) v->whole = t->cut, v->start = t->cut + t->meta.ndim;
   if (reg->home == PLAN_BLOCK) v->data = r->block + reg->offset + offset;
   else *list_add(&r->arena, &r->ports[reg->home][reg->port].fixups) = (Fixup){v, offset};
 }
@@ -60,14 +64,17 @@ static void view_of(Runtime *r, int tensor, View *v) {
 static void make_call(Runtime *r, size_t i) {
   const PlanStep *s = &r->plan->steps.at[i];
   View *views = arena_array(&r->arena, View, s->n_in + s->n_out);
-  for (int k = 0; k < s->n_in; k++) view_of(r, s->in[k], &views[k]);
-  for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], &views[s->n_in + k]);
-  r->kernels[i] = s->op->spec[r->options.isa]->cpu;
+  bool indexed = s->op->spec[0]->flags & OP_INDEXED;
+  for (int k = 0; k < s->n_in; k++) view_of(r, s->in[k], indexed, &views[k]);
+  for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], indexed, &views[s->n_in + k]);
+  bool talks = op_is_comm(s->op);
+  r->kernels[i] = talks ? talk_run : s->op->spec[r->options.isa]->cpu;
   if (!r->kernels[i])
     arena_throw(&r->arena,
                 err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name, r->device->name));
   r->calls[i] = (OpCall){.op = s->op,
-                         .args = arena_copy(&r->arena, s->args, s->op->args_size),
+                         .args = talks ? talk_create(&r->arena, r->options.comm, r->plan, (int)i)
+                                       : arena_copy(&r->arena, s->args, s->op->args_size),
                          .in = views,
                          .out = views + s->n_in,
                          .n_in = s->n_in,
@@ -116,11 +123,12 @@ static void add_shift(Runtime *r, Actor *a, View *v, int along) {
   if (v->ndim <= along) return;
   int64_t *whole = arena_array(&r->arena, int64_t, v->ndim),
           *start = arena_array(&r->arena, int64_t, v->ndim);
-  memcpy(whole, v->shape, sizeof *whole * (size_t)v->ndim);
+  memcpy(whole, v->whole ? v->whole : v->shape, sizeof *whole * (size_t)v->ndim);
+  if (v->start) memcpy(start, v->start, sizeof *start * (size_t)v->ndim);
+  *list_add(&r->arena, &a->shifts) = (Shift){&start[along], whole[along], start[along]};
   whole[along] *= a->times;
   v->whole = whole;
   v->start = start;
-  *list_add(&r->arena, &a->shifts) = (Shift){&start[along], v->shape[along]};
 }
 
 static void add_move(Runtime *r, Actor *a, View *v, int tensor) {
@@ -156,6 +164,20 @@ static void make_numbers(Runtime *r) {
     dtype_set_f64((DType)p->numbers.at[i].dtype, r->numbers + 8 * i, p->numbers.at[i].value);
     runtime_bind(r, PLAN_NUMBER, (int)i, r->numbers + 8 * i);
   }
+}
+
+/* Where steps pack what they communicate; one runs at a time. */
+static void make_room(Runtime *r) {
+  size_t most = 0, n = r->plan->steps.n;
+  for (size_t i = 0; i < n; i++) {
+    size_t bytes = op_is_comm(r->calls[i].op) ? talk_room(r->calls[i].args) : 0;
+    if (bytes > most) most = bytes;
+  }
+  if (!most) return;
+  char *room = arena_alloc(&r->arena, most + PLAN_ALIGN);
+  room += (PLAN_ALIGN - 1) & -(uintptr_t)room;
+  for (size_t i = 0; i < n; i++)
+    if (op_is_comm(r->calls[i].op)) talk_set_room((void *)(uintptr_t)r->calls[i].args, room);
 }
 
 static void give_streams(Runtime *r, Stream *stream) {
@@ -295,6 +317,7 @@ static void make(void *ud) {
   for (size_t i = 0; i < p->steps.n; i++) make_call(r, i);
   r->first_write = first_write(p);
   make_numbers(r);
+  make_room(r);
   list_patches(r);
   if (HARD) find_dead(r);
   give_streams(r, m->stream);

@@ -14,8 +14,9 @@ enum { RUNTIME_END = -1 };
 typedef int RuntimeCall(void *ud, void *const *in, void *const *out);
 
 typedef struct RuntimeOptions {
-  int isa;      /* which op table */
-  int watch_ms; /* how long nothing may move; 0: 10 seconds, < 0: for ever */
+  int isa;           /* which op table */
+  struct Comm *comm; /* of steps that communicate; NULL: there are none */
+  int watch_ms;      /* how long nothing may move; 0: 10 seconds, < 0: for ever */
   /* Calls of the host may take their time. Where this is set, it is told when nothing has moved for
    * watch_ms because of one; once for each time. */
   void (*slow)(void *ud, const char *text);

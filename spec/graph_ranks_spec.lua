@@ -1,0 +1,135 @@
+-- The passes sbp, boxing and part: how a graph of whole tensors becomes that of one rank.
+local mf = require 'moonflow'
+
+local function pass(text, names, rank) return (mf._graph_pass(text, names, nil, nil, nil, nil, rank)) end
+
+-- Rows of x over the first axis, columns of w over the second; the sum of a product over what is split.
+local step = [[
+graph step
+placement 0 {{0, 1}, {2, 3}}
+%0 = input x0: float32[8, 6] on 0 (S0, B)
+%1 = capture w: float32[6, 4] on 0 (B, S1)
+%2 = matmul(%0, %1): float32[8, 4]
+%3 = sum(%2): float32[]
+%4 = linear_weight(%2, %0): float32[4, 6]
+%5 = t(%4): float32[6, 4]
+%6 = box(%5): float32[6, 4] on 0 (B, S1)
+%7 = box(%3): float32[] on 0 (B, B)
+write %1 = %6
+return %7
+]]
+
+describe('sbp', function()
+  it('gives each value a layout and each op those that it wants', function()
+    assert.equal([[
+graph step
+placement 0 {{0, 1}, {2, 3}}
+%0 = input x0: float32[8, 6] on 0 (S0, B)
+%1 = capture w: float32[6, 4] on 0 (B, S1)
+%2 = matmul(%0, %1): float32[8, 4] on 0 (S0, S1) from (S0, B), (B, S1)
+%3 = sum(%2, dim=[0, 1]): float32[] on 0 (P, P) from (S0, S1)
+%4 = linear_weight(%2, %0): float32[4, 6] on 0 (P, S0) from (S0, S1), (S0, B)
+%5 = t(%4): float32[6, 4] on 0 (P, S1) from (P, S0)
+%6 = box(%5): float32[6, 4] on 0 (B, S1)
+%7 = box(%3): float32[] on 0 (B, B)
+write %1 = %6
+return %7
+]], pass(step, 'sbp'))
+  end)
+end)
+
+describe('boxing', function()
+  it('converts what lies otherwise than it is wanted, once, and drops what converts nothing', function()
+    local text = [[
+graph step
+placement 0 {0, 1}
+%0 = input x0: float32[8, 6] on 0 S0
+%1 = input x1: float32[8, 6] on 0 S1
+%2 = box(%0): float32[8, 6] on 0 S0
+%3 = add(%2, %1): float32[8, 6]
+%4 = mul(%2, %1): float32[8, 6]
+%5 = box(%3): float32[8, 6] on 0 S0
+return %5, %4
+]]
+    assert.equal([[
+graph step
+placement 0 {0, 1}
+%0 = input x0: float32[8, 6] on 0 S0
+%1 = input x1: float32[8, 6] on 0 S1
+%2 = box(%1): float32[8, 6] on 0 S0
+%3 = add(%0, %2): float32[8, 6] on 0 S0 from S0, S0
+%4 = mul(%0, %2): float32[8, 6] on 0 S0 from S0, S0
+return %3, %4
+]], pass(text, 'sbp,boxing'))
+  end)
+end)
+
+describe('part', function()
+  it('leaves what one rank computes and communicates', function()
+    assert.equal([[
+graph step
+placement 0 {{0, 1}, {2, 3}}
+group 0 {1, 3}
+group 1 {2, 3}
+%0 = input x0: float32[4, 6] of [8, 6] at [4, 0]
+%1 = capture w: float32[6, 2] of [6, 4] at [0, 2]
+%2 = matmul(%0, %1): float32[4, 2] of [8, 4] at [4, 2]
+%3 = sum(%2, dim=[0, 1]): float32[]
+%4 = linear_weight(%2, %0): float32[2, 6] of [4, 6] at [2, 0]
+%5 = t(%4): float32[6, 2] of [6, 4] at [0, 2]
+%6 = all_reduce(%5, group=0): float32[6, 2] of [6, 4] at [0, 2]
+%7 = all_reduce(%3, %6, group=1): float32[]
+%8 = all_reduce(%7, %7, group=0): float32[]
+write %1 = %6
+return %8
+]], pass(step, 'sbp,boxing,part', 3))
+  end)
+
+  it('goes between placements, and leaves out what a rank has no part in', function()
+    local text = [[
+graph step
+placement 0 {0}
+placement 1 {1}
+%0 = input x0: float32[4] on 0 B
+%1 = exp(%0): float32[4] on 0 B from B
+%2 = box(%1): float32[4] on 1 B
+%3 = tanh(%2): float32[4] on 1 B from B
+return %3
+]]
+    assert.equal([[
+graph step
+placement 0 {0}
+placement 1 {1}
+layout 0 on 0 B
+layout 1 on 1 B
+%0 = input x0: float32[4]
+%1 = exp(%0): float32[4]
+%2 = exchange(%1, from=0, to=1, whole=[4], size=[0], dtype=float32): float32[0]
+%3 = zeros(size=[0], dtype=float32): float32[0]
+return %3
+]], pass(text, 'part', 0))
+    assert.equal([[
+graph step
+placement 0 {0}
+placement 1 {1}
+layout 0 on 0 B
+layout 1 on 1 B
+%0 = input x0: float32[0]
+%1 = exchange(from=0, to=1, whole=[4], size=[4], dtype=float32): float32[4]
+%2 = tanh(%1): float32[4]
+return %2
+]], pass(text, 'part', 1))
+  end)
+
+  it('is read back as it was printed, and what is no graph of ranks is refused', function()
+    for _, names in ipairs { '', 'sbp', 'sbp,boxing', 'sbp,boxing,part' } do
+      local text = pass(step, names, 2)
+      assert.equal(text, pass(text, ''))
+    end
+    for _, case in ipairs { { 'on 0 %(B, S1%)', 'on 1 (B, S1)', 'the placement' }, { '%(B, S1%)', '(B, S2)', 'S2' },
+      { '{2, 3}', '{2, 1}', '' }, { '{2, 3}', '{2}', 'no grid' }, { '%(S0, B%)', 'S0', '' } } do
+      local ok, message = pcall(mf._graph_pass, (step:gsub(case[1], case[2], 1)), '')
+      assert(not ok and tostring(message):find(case[3]), tostring(message))
+    end
+  end)
+end)
