@@ -2,6 +2,7 @@
 --
 --   moonflow examples/gpt.lua --save gpt.safetensors
 --   moonflow examples/gpt.lua --resume gpt.safetensors --prompt 'And God said' --temperature 0.7
+--   moonflow -n 4 examples/gpt.lua --plan examples/plans/two_axes.lua --save gpt.safetensors
 --
 -- --help lists the options. The text comes from Debian's package bible-kjv-text, or from --data FILE.
 -- Steps are compiled; with --eager they are not. What they share with bert.lua is in language.lua.
@@ -16,6 +17,7 @@ local o = language.cli('Trains a small GPT, letter by letter, and lets it write.
   { 'width', 192, 'numbers a letter' },
   { 'heads', 6, 'of attention' },
   { 'dropout', 0.1, 'share of activations that are dropped' },
+  { 'plan', '', 'a file that says how several ranks share the work' },
   { 'prompt', 'In the beginning', 'what the sample begins with' },
   { 'length', 400, 'letters of the sample' },
   { 'temperature', 0.8, 'below 1: likelier letters; above: bolder ones' },
@@ -34,7 +36,7 @@ function Block:init(s)
 end
 function Block:attend(x)
   local n, length, width = unpack(x.shape)
-  local parts = self.qkv(x):view(n, length, 3, self.heads, -1):permute(2, 0, 3, 1, 4)
+  local parts = self.qkv(x):view(n, length, self.heads, 3, -1):permute(3, 0, 2, 1, 4)
   local y = mf.scaled_dot_product_attention(parts[0], parts[1], parts[2], { is_causal = true })
   return self.out(y:transpose(1, 2):reshape(n, length, width))
 end
@@ -70,6 +72,9 @@ mf.manual_seed(o.seed)
 local model = GPT(sizes)
 if state then model:load_state_dict(state.model) end
 
+local run = o.plan ~= '' and mf.parallelize(model, dofile(o.plan)) or nil
+if run and mf.rank() == 0 then print(run) end
+
 local function loss_of(ids) -- (N, context + 1): each letter is to be told from those before
   local logits = model(ids[{ {}, { 0, -1 } }])
   return mf.cross_entropy(logits:flatten(0, 1), ids[{ {}, { 1 } }]:flatten())
@@ -78,8 +83,9 @@ end
 if text then
   local parts = language.split(language.encode(text, language.LETTER, number))
   local function batch(part) return language.pieces(parts[part], o.batch, sizes.context + 1) end
-  language.train(o, model, loss_of, batch, { letters = letters, sizes = sizes }, state)
+  language.train(o, model, loss_of, batch, { letters = letters, sizes = sizes }, state, run)
 end
+if run then return end -- one rank writes, from what they saved
 
 -- -- Sampling -------------------------------------------------------------------------------------
 

@@ -138,8 +138,9 @@ end
 
 -- Trains `model` to make loss(batch 'train') small; `kept` is saved with the model, and `state`, if
 -- there is one, is what an earlier run saved. Ctrl-C saves too. Each step draws from a seed of its
--- own, so that a run that was resumed ends as one that was not.
-function language.train(o, model, loss_of, batch, kept, state)
+-- own, so that a run that was resumed ends as one that was not. `parallel`: of mf.parallelize, if several ranks
+-- share the work.
+function language.train(o, model, loss_of, batch, kept, state, parallel)
   local opt = optim.AdamW(model:parameters(), { lr = o.lr, betas = { 0.9, 0.98 }, weight_decay = 0.01 })
   local falling = optim.lr_scheduler.CosineAnnealingLR(opt, math.max(1, o.steps - o.warmup), { eta_min = o.lr / 10 })
   local schedule = o.warmup < 1 and falling
@@ -150,7 +151,13 @@ function language.train(o, model, loss_of, batch, kept, state)
     done = state.step
   end
 
-  local function compiled(f) return o.eager and f or mf.compile(f, { amp = o.bf16 and 'bfloat16' or nil }) end
+  local first = not parallel or mf.rank() == 0
+
+  local function compiled(f)
+    local how = { amp = o.bf16 and 'bfloat16' or nil }
+    if o.eager then return parallel and function(...) return parallel:call(f, ...) end or f end
+    return parallel and parallel:compile(f, how) or mf.compile(f, how)
+  end
 
   local step = compiled(function(...)
     opt:zero_grad()
@@ -176,23 +183,25 @@ function language.train(o, model, loss_of, batch, kept, state)
     if o.save == '' then return end
     local optimiser = opt:state_dict()
     mf.save({ model = model:state_dict(), optim = optimiser, kept = kept,
-      step = optimiser.state[0] and optimiser.state[0].step:item() or 0 }, o.save)
+      step = optimiser.state[0] and optimiser.state[0].step:item() or 0 }, o.save,
+      { global_dst_rank = parallel and 0 or nil })
   end
 
   local function run()
-    local bar = mf.progress(math.max(0, o.steps - done), { label = 'training' })
+    local bar = first and mf.progress(math.max(0, o.steps - done), { label = 'training' })
     while done < o.steps do
       mf.manual_seed(o.seed + done)
       schedule:step(done)
       local loss = step(batch 'train'):item()
       done = done + 1
-      bar:step { loss = loss, lr = opt.param_groups[1].lr }
+      if bar then bar:step { loss = loss, lr = opt.param_groups[1].lr } end
       if done % o.eval == 0 or done == o.steps then
-        print(('step %d  loss %.4f  validation %.4f'):format(done, loss, validate()))
+        local measured = validate()
+        if first then print(('step %d  loss %.4f  validation %.4f'):format(done, loss, measured)) end
         save()
       end
     end
-    bar:finish()
+    if bar then bar:finish() end
   end
 
   model:train()

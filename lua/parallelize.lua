@@ -186,9 +186,10 @@ end
 
 -- -- Inputs ---------------------------------------------------------------------------------------
 
--- x on the ranks of a placement, by rows along its first axis where there are as many.
+-- x on the ranks of a placement; a local one by rows along its first axis where there are as many, or (rows nil)
+-- as it is.
 local function on_stage(x, p, rows)
-  if not mf.is_tensor(x) then return x end
+  if not mf.is_tensor(x) or not (rows or x.is_global) then return x end
   if x.is_global then
     if x.placement == p then return x end
     local sbp = {}
@@ -209,17 +210,13 @@ end
 
 -- -- The plan -------------------------------------------------------------------------------------
 
-local function lay_out(self, parameters, list, split, of, zero)
+local function lay_out(self, parameters, list, split, of)
   local held = {}
   for _, name in ipairs(parameters) do
     local p, stage = list[name], of and stage_of(of, name) or 0
     if of and not stage_of(of, name) then fail('parallelize: %s is in no stage', name) end
     local sbp = { 'B', split[name] or 'B' }
     check_size(name, p, sbp[2], self.mesh.tensor, 'tensor', self.uneven)
-    if zero == 3 and self.mesh.data > 1 and p.ndim > 0 and p:size(0) >= self.mesh.data
-      and p:numel() >= self.min_size then
-      sbp[1] = 'S0'
-    end
     held[#held + 1] = { name = name, stage = stage, sbp = sbp, shape = tostring(p.shape), numel = p:numel() }
     mf.no_grad(function() p.data = mf.distribute(p:detach(), self.placements[stage + 1], sbp) end)
   end
@@ -257,11 +254,11 @@ function M.parallelize(model, plan)
     end
     if not found then unknown('remat', glob, modules) end
   end
-  self.held = lay_out(self, parameters, list, split, of, o.zero)
+  self.held = lay_out(self, parameters, list, split, of)
   move_buffers(self, model, of)
   rawset(model, '_enter', entering(self.placements[1], self.mesh.data))
   for _, name in ipairs(first or {}) do
-    rawset(list[name], '_enter', entering(self.placements[of[name] + 1], self.mesh.data))
+    rawset(list[name], '_enter', entering(self.placements[of[name] + 1]))
   end
   return self
 end
@@ -280,15 +277,31 @@ local function whole(f)
   end
 end
 
+-- Single numbers that f returns are on all ranks, also where only the last stage computes them.
+local function told_to_all(self, f)
+  if self.mesh.pipeline == 1 then return f end
+  local all = mf.placement 'cpu'
+  local function told(...)
+    local results = { ... }
+    for i = 1, select('#', ...) do
+      local x = results[i]
+      if mf.is_tensor(x) and x.is_global and x.ndim == 0 then results[i] = x:detach():to_global(all, 'B') end
+    end
+    return unpack(results, 1, select('#', ...))
+  end
+  return function(...) return told(f(...)) end
+end
+
 -- f(...) eagerly under the plan: tensors of all ranks that meet those of the model are whole.
-function Run:call(f, ...) return whole(f)(...) end
+function Run:call(f, ...) return whole(told_to_all(self, f))(...) end
 
 -- A function like f whose calls run as one compiled step under the plan, with its micro-batches; as mf.compile.
 function Run:compile(f, o)
   local given = {}
   for k, v in pairs(o or {}) do given[k] = v end
   given.gradient_accumulation_steps = given.gradient_accumulation_steps or self.micro_batches
-  local step = mf.compile(f, given)
+  given.zero, given.zero_min_size = given.zero or self.zero, given.zero_min_size or self.min_size
+  local step = mf.compile(told_to_all(self, f), given)
   self.step = step
   return whole(function(...) return step(...) end)
 end

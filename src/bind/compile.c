@@ -216,9 +216,10 @@ static int has_bf16(lua_State *L) {
   return 1;
 }
 
-/* mf._graph_pass(text, names, amp, budget, times, repeated, rank): the text of the graph after
- * these passes ("dce,cse", or "" for none), which make `times` micro-batches of it, the inputs that
- * the list names being whole in each; then the seconds that they took; then the graph for Graphviz.
+/* mf._graph_pass(text, names, amp, budget, times, repeated, rank, zero): the text of the graph
+ * after these passes ("dce,cse", or "" for none), which make `times` micro-batches of it, the
+ * inputs that the list names being whole in each; then the seconds that they took; then the graph
+ * for Graphviz.
  */
 static int graph_pass(lua_State *L) {
   State *S = bind_state(L);
@@ -229,7 +230,7 @@ static int graph_pass(lua_State *L) {
   settings.budget = (int64_t)lua_tonumber(L, 4);
   settings.measure = plan_measure, settings.measure_ud = &options;
   settings.times = lua_isnumber(L, 5) ? (int)lua_tointeger(L, 5) : 1;
-  settings.rank = (int)lua_tointeger(L, 7);
+  settings.rank = (int)lua_tointeger(L, 7), settings.zero = (int)lua_tointeger(L, 8);
   for (int k = 0; k < 64; k++)
     if (is_in_list(L, 6, k + 1)) settings.repeated |= UINT64_C(1) << k;
   Str *text = bind_new_text(S, L), *dot = bind_new_text(S, L);
@@ -273,7 +274,8 @@ static JobBox *new_job(lua_State *L) {
   return b;
 }
 
-/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks, budget, times, repeated): traces f
+/* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks, budget, times, repeated, zero,
+ * zero_min): traces f
  * on the tensors of args; f returns the list of its results that are traced tensors. `scalars` is
  * filled with what the step reads; `passes` says which do not run, `amp` is the name of the dtype
  * of products, `budget` how many bytes it may take, `times` how many micro-batches there are, and
@@ -285,6 +287,7 @@ static int compile(lua_State *L) {
   luaL_checktype(L, 4, LUA_TTABLE);
   PassSettings settings = settings_of(L, 5);
   settings.budget = (int64_t)lua_tonumber(L, 8);
+  settings.zero = (int)lua_tointeger(L, 11), settings.zero_min = (int)lua_tointeger(L, 12);
   PlanOptions options = {.one_op_tasks = lua_toboolean(L, 7)};
   lua_settop(L, 10);
   JobBox *b = new_job(L);

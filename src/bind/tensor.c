@@ -204,15 +204,7 @@ static int set_data(State *S, lua_State *L, Tensor *t) {
   if (t->ag && t->ag->requires_grad && !dtype_is_float((DType)src->m.dtype))
     return bind_error(L, "data: only float tensors have gradients, the new data is %s",
                       dtype_name((DType)src->m.dtype));
-  storage_retain(src->storage);
-  storage_release(t->storage);
-  tensor_retain(src->part);
-  tensor_release(t->part);
-  t->storage = src->storage;
-  t->part = src->part;
-  t->layout = src->layout;
-  t->m = src->m;
-  t->m.number = false;
+  tensor_take(t, src);
   if (t->ag && t->ag->accumulate) { /* a step may have seen the old shape: later ones get a new end
                                        of the tape */
     t->ag->accumulate->leaf = NULL;

@@ -46,6 +46,8 @@ Tensor *tensor_wrap(Eager *E, DType dtype, int ndim, const int64_t *shape, void 
                     void (*release)(void *), void *owner);
 /* Another handle on the same memory (strides, offset as given by the source), without autograd. */
 Tensor *tensor_alias(const Tensor *t);
+/* t becomes another handle on what x is, keeping its autograd record; it is not a view. */
+void tensor_take(Tensor *t, const Tensor *x);
 /* A handle on a storage that came from another Eager of the same context. */
 Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m);
 /* A 0-d number as Lua gave it: int64 when it is whole; `fraction`: never. */

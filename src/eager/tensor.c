@@ -139,6 +139,18 @@ static void copy_meta(Meta *to, const Meta *from) {
     to->shape[d] = from->shape[d], to->stride[d] = from->stride[d];
 }
 
+void tensor_take(Tensor *t, const Tensor *x) {
+  storage_retain(x->storage);
+  storage_release(t->storage);
+  tensor_retain(x->part);
+  tensor_release(t->part);
+  t->storage = x->storage;
+  t->part = x->part;
+  t->layout = x->layout;
+  t->m = x->m;
+  t->m.number = false;
+}
+
 Tensor *tensor_adopt(Eager *E, Storage *storage, const Meta *m) {
   Tensor *t = tensor_new(E);
   if (!t) return NULL;

@@ -91,8 +91,9 @@ struct GraphNode {
   const char *where; /* the user's line, "train.lua:12"; NULL: unknown */
   int segment;   /* of an op: the stretch between checkpoints that it belongs to, from 1; 0: none */
   int generator; /* of a random op: its key's stream counts from that generator's first */
-  const Meta *meta;    /* of an input or capture: its memory */
-  const SbpList *want; /* of an op whose signature is chosen: how its inputs are to lie */
+  const Meta *meta;        /* of an input or capture: its memory */
+  const GraphLayout *anew; /* of a capture: it lay otherwise, and is to lie so from now on */
+  const SbpList *want;     /* of an op whose signature is chosen: how its inputs are to lie */
   union {
     const char *name;  /* of an input or capture */
     GraphNode *target; /* of a write */

@@ -81,9 +81,38 @@ static int take_leaves(Job *j) {
   return 0;
 }
 
+/* The tensor of capture node n gets memory that lies as the passes want it. */
+static int lay_anew(Job *j, TraceStorage *s, const GraphLayout *to) {
+  Eager *E = j->E;
+  Tensor *t = s->first;
+  const Layout *l = global_layout(E, t->layout->place, &to->sbp);
+  bool enabled = E->grad_enabled;
+  E->grad_enabled = false;
+  Tensor *x = l ? global_convert(E, t, l, NULL) : NULL;
+  E->grad_enabled = enabled;
+  if (!x) return MF_EINVAL;
+  tensor_take(t, x);
+  storage_retain(t->storage);
+  storage_release(s->storage);
+  s->storage = t->storage;
+  tensor_release(x);
+  return 0;
+}
+
+static int lay_all_anew(Job *j) {
+  Trace *t = j->trace;
+  int rc = 0;
+  for (size_t i = 0; i < t->storages.n && !rc; i++) {
+    TraceStorage *s = t->storages.at[i];
+    if (s->capture && s->capture->anew) rc = lay_anew(j, s, s->capture->anew);
+  }
+  return rc;
+}
+
 static int take_captures(Job *j) {
   Trace *t = j->trace;
   int n = (int)j->plan->captures.n, k = 0, rc = make_lists(j);
+  if (!rc) rc = lay_all_anew(j);
   for (size_t i = 0; i < t->cells.n && !rc; i++) j->cells[i] = t->cells.at[i];
   for (size_t i = 0; i < t->storages.n && !rc; i++) { /* in the order of their nodes */
     const TraceStorage *s = t->storages.at[i];

@@ -472,13 +472,14 @@ static int add_norm_sbp(SbpAsk *q) {
 }
 
 /* layer_norm of x + r, without `centre` rms_norm, and x + r itself. Made by compiled steps of the
- * two ops, so that it has no gradient itself. A line is read before one of the outputs is written. */
+ * two ops, so that it has no gradient itself. A line is read before one of the outputs is written.
+ */
 OP(add_norm,
    .signature =
        "add_norm(Tensor x, Tensor r, Tensor? weight, Tensor? bias, int[] "
        "normalized_shape, bool centre, float eps) -> (Tensor y, Tensor sum)",
-   .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .sbp_rule = add_norm_sbp, .infer = add_norm_infer,
-   .cpu = add_norm_cpu, .scratch = add_norm_scratch)
+   .flags = OP_HIDDEN | OP_NO_GRAD | OP_BLOCKWISE, .sbp_rule = add_norm_sbp,
+   .infer = add_norm_infer, .cpu = add_norm_cpu, .scratch = add_norm_scratch)
 
 static int norm_add_backward_infer(Infer *I) {
   const struct norm_add_backward_args *a = I->args;

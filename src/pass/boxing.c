@@ -61,7 +61,19 @@ static void know(Graph *g, GraphValue *of, GraphValue *value) {
   of->mark = b;
 }
 
+/* Where to start from for the one reader of v: where a box that gives v to nobody else did, which
+ * goes. */
+static GraphValue *source_of(Graph *g, const int *readers, GraphValue *v) {
+  GraphNode *n = v->node;
+  if (!is_box(n) || v->id < 0 || readers[v->id] != 1 || !n->in[0]->layout) return v;
+  if (n->in[0]->layout->placement != v->layout->placement) return v;
+  graph_remove(g, n);
+  v->layout = NULL; /* nobody finds it */
+  return n->in[0];
+}
+
 static GraphValue *boxed(Graph *g, GraphNode *at, GraphValue *v, const GraphLayout *l) {
+  if (v->layout == l) return v;
   for (Boxed *b = v->mark; b; b = b->next)
     if (b->value->layout == l) return b->value;
   const Op *op = &op_table[OP_box];
@@ -70,6 +82,7 @@ static GraphValue *boxed(Graph *g, GraphNode *at, GraphValue *v, const GraphLayo
   n->segment = 0;
   graph_describe(g, &n->out[0], (DType)v->dtype, v->device, v->ndim, v->shape);
   n->out[0].layout = l;
+  n->out[0].id = -1; /* it is new */
   know(g, v, &n->out[0]);
   return &n->out[0];
 }
@@ -79,14 +92,14 @@ static bool takes_sums(const GraphNode *n, const GraphValue *v) {
          sbp_list_is_partial(&v->layout->sbp, MF_MAX_AXES);
 }
 
-static void convert(Graph *g, GraphNode *n) {
+static void convert(Graph *g, const int *readers, GraphNode *n) {
   const Placement *p = graph_placement(n);
   for (int k = 0; n->want && k < n->n_in; k++) {
     GraphValue *v = n->in[k];
     if (!v || v->number || takes_sums(n, v)) continue;
     const SbpList own = {0}, *have = v->layout ? &v->layout->sbp : &own;
     if (!sbp_list_equal(have, &n->want[k]))
-      n->in[k] = boxed(g, n, v, graph_layout(g, p, &n->want[k]));
+      n->in[k] = boxed(g, n, source_of(g, readers, v), graph_layout(g, p, &n->want[k]));
   }
   if (is_box(n) && n->in[0]->layout) know(g, n->in[0], &n->out[0]);
 }
@@ -103,8 +116,9 @@ void pass_boxing(Graph *g, const PassSettings *s) {
   (void)s;
   if (!g->placements.n) return;
   simplify(g);
+  const int *readers = count_readers(g);
   for (GraphNode *n = g->first; n; n = n->next) {
-    if (n->kind == GRAPH_OP) convert(g, n);
+    if (n->kind == GRAPH_OP) convert(g, readers, n);
     if (n->kind == GRAPH_WRITE) convert_write(g, n);
   }
 }

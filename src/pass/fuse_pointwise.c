@@ -88,7 +88,8 @@ static Use *use_of(const GraphValue *v) {
 /* -- Which ops, in which group ----------------------------------------------------------------- */
 
 static bool is_pointwise(const GraphNode *n) {
-  if (n->kind != GRAPH_OP || n->n_out != 1 || n->n_patches || n->n_in > PROGRAM_INPUTS)
+  if (n->kind != GRAPH_OP || n->n_out != 1 || n->n_patches || n->n_in > PROGRAM_INPUTS ||
+      graph_is_cut(n))
     return false;
   const OpSpec *spec = n->op->spec[0];
   if (n->out[0].number || n->out[0].device != DEVICE_CPU || n->converts) return false;
@@ -107,6 +108,7 @@ static bool same_shape(const GraphValue *a, const GraphValue *b) {
 static bool is_fold(const GraphNode *n, uint32_t *dims) {
   const GraphValue *x = n->n_in == 1 ? n->in[0] : NULL;
   if (n->kind != GRAPH_OP || !x || n->n_out != 1 || n->n_patches || n->converts) return false;
+  if (graph_is_cut(n)) return false; /* the mean of the whole */
   if (!n->op->spec[0]->folding || x->device != DEVICE_CPU) return false;
   Folding f;
   n->op->spec[0]->folding(n->args, &f);

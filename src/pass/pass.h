@@ -11,13 +11,14 @@
 #include "graph.h"
 
 typedef struct PassSettings {
-  uint64_t off;      /* bit k: pass k of the table does not run */
-  Stream *stream;    /* of kernels that run now, on the cpu */
-  int isa;           /* which of their op tables */
-  int amp;           /* the dtype of products: F16, BF16; 0: as they are */
-  int times;         /* micro-batches of a step, if more than 1; then time cannot be off */
-  uint64_t repeated; /* bit k: argument k is whole in each of them */
-  int rank;          /* of whose parts the plan will be, if values are on several ranks */
+  uint64_t off;       /* bit k: pass k of the table does not run */
+  Stream *stream;     /* of kernels that run now, on the cpu */
+  int isa;            /* which of their op tables */
+  int amp;            /* the dtype of products: F16, BF16; 0: as they are */
+  int times;          /* micro-batches of a step, if more than 1; then time cannot be off */
+  uint64_t repeated;  /* bit k: argument k is whole in each of them */
+  int rank;           /* of whose parts the plan will be, if values are on several ranks */
+  int zero, zero_min; /* its stage; elements of the smallest tensor that is sharded */
   /* Sees the graph of all ranks before it becomes one's: 0 or a code; NULL: nobody looks. */
   int (*agree)(void *ud, Graph *g);
   void *agree_ud;
@@ -57,6 +58,7 @@ void pass_cse(Graph *g, const PassSettings *s);
 void pass_fold(Graph *g, const PassSettings *s);
 void pass_algebra(Graph *g, const PassSettings *s);
 void pass_remat(Graph *g, const PassSettings *s);
+void pass_zero(Graph *g, const PassSettings *s);
 void pass_sbp(Graph *g, const PassSettings *s);
 void pass_boxing(Graph *g, const PassSettings *s);
 void pass_part(Graph *g, const PassSettings *s);

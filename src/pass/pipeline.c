@@ -21,6 +21,7 @@ const Pass pass_table[] = {
     {"algebra", pass_algebra, "before cse: different ways to say one thing become one"},
     {"cse", pass_cse, "what is equal is computed once"},
     {"remat", pass_remat, "behind cse, which would make one of what is computed twice"},
+    {"zero", pass_zero, "before sbp, which goes by how captures lie"},
     {"sbp", pass_sbp, "when all ops are there that the user's tensors go through"},
     {"boxing", pass_boxing, "puts in what sbp has found to be missing"},
     {"part", pass_part, "what follows looks at one rank's shapes"},

@@ -188,10 +188,9 @@ static int part_size(const Update *u, int first) {
   return u->places - first;
 }
 
-/* The update of `count` items, behind the last that they wait for. */
-static void add_part(Graph *g, const Update *u, const Item *items, int count) {
-  GraphNode *n = u->node;
-  int lists = (n->n_in - UPDATES_BEHIND) / u->places, at = 0;
+GraphNode *updates_add_part(Graph *g, const GraphNode *n, int places, int count, const int *which,
+                            GraphNode *at) {
+  int lists = (n->n_in - UPDATES_BEHIND) / places, n_in = 0;
   GraphValue **in = arena_array(&g->arena, GraphValue *, lists * count + UPDATES_BEHIND);
   void *args = op_copy_args(&g->arena, n->op, n->args);
   for (int i = 0; i < n->op->n_params; i++) {
@@ -200,15 +199,14 @@ static void add_part(Graph *g, const Update *u, const Item *items, int count) {
     if (p->kind == PARAM_TENSOR && p->list && *length) *length = count;
   }
   for (int l = 0; l < lists; l++)
-    for (int i = 0; i < count; i++) in[at++] = n->in[l * u->places + items[i].place];
-  for (int i = UPDATES_BEHIND; i > 0; i--) in[at++] = n->in[n->n_in - i];
-  GraphNode *behind = items[count - 1].after->next;
-  GraphNode *part = graph_add_op(g, behind, n->op, args, at, in, n->n_written / u->places * count);
+    for (int i = 0; i < count; i++) in[n_in++] = n->in[l * places + which[i]];
+  for (int i = UPDATES_BEHIND; i > 0; i--) in[n_in++] = n->in[n->n_in - i];
+  GraphNode *part = graph_add_op(g, at, n->op, args, n_in, in, n->n_written / places * count);
   int *written = arena_array(&g->arena, int, part->n_out);
   for (int k = 0; k < part->n_out; k++) {
-    int first = k / count * u->places; /* of the list */
-    GraphValue *old = &n->out[first + items[k % count].place];
-    written[k] = n->written[first] / u->places * count + k % count;
+    int first = k / count * places; /* of the list */
+    GraphValue *old = &n->out[first + which[k % count]];
+    written[k] = n->written[first] / places * count + k % count;
     graph_describe(g, &part->out[k], (DType)old->dtype, old->device, old->ndim, old->shape);
     old->mark = &part->out[k];
   }
@@ -218,6 +216,14 @@ static void add_part(Graph *g, const Update *u, const Item *items, int count) {
   part->n_patches = n->n_patches;
   part->where = n->where;
   part->times = n->times;
+  return part;
+}
+
+/* The update of `count` items, behind the last that they wait for. */
+static void add_part(Graph *g, const Update *u, const Item *items, int count) {
+  int *which = arena_array(&g->arena, int, count);
+  for (int i = 0; i < count; i++) which[i] = items[i].place;
+  updates_add_part(g, u->node, u->places, count, which, items[count - 1].after->next);
 }
 
 /* The nodes that others wait for stay until all parts are placed. */

@@ -13,5 +13,8 @@ enum {
 /* How many places n's lists have; 0: it is no update, or not one of which all lists have one
  * length. */
 int updates_places(const GraphNode *n);
+/* The update of `count` of n's places, before `at`; results of n that it makes get it as mark. */
+GraphNode *updates_add_part(Graph *g, const GraphNode *n, int places, int count, const int *which,
+                            GraphNode *at);
 
 #endif
