@@ -135,9 +135,8 @@ describe('parallelize', function()
         local Attention = nn.Module:extend 'Attention'
         function Attention:init()
           self.heads, self.qkv = 3, nn.Linear(6, 18)
-          self.small = nn.Linear(6, 1)
         end
-        local model = nn.Sequential(Attention(), nn.Linear(6, 5))
+        local model = nn.Sequential(Attention(), nn.Linear(6, 5), nn.Linear(5, 1))
         local ok, run = pcall(m.parallelize, model, plan)
         texts[#texts + 1] = tostring(run)
         return ok
@@ -146,23 +145,23 @@ describe('parallelize', function()
       try { mesh = { rows = 2 } }
       try { mesh = { tensor = 2 }, split = { ['0.qvk'] = 'column' } }
       try { mesh = { tensor = 2 }, split = { ['0.qkv'] = 'column' } }
-      try { mesh = { tensor = 2 }, split = { ['0.small'] = 'column' } }
+      try { mesh = { tensor = 2 }, split = { ['2'] = 'column' } }
       try { mesh = { tensor = 2 }, split = { ['0.qkv'] = 'diagonal' } }
       try { mesh = { pipeline = 2 }, stages = { { '0' }, {} } }
       try { mesh = { pipeline = 2 }, stages = { { '0' } } }
-      try { mesh = { pipeline = 2 }, stages = { { '0' }, { '0.small' } } }
+      try { mesh = { pipeline = 2 }, stages = { { '0' }, { '2' } } }
       try { mesh = { pipeline = 2 } }
       try { mesh = { data = 2 }, zero = 4 }
-      try { mesh = { data = 2 }, remat = { '2' } }
+      try { mesh = { data = 2 }, remat = { '7' } }
       try { mesh = { data = 2 }, zeor = 1 }
       try { mesh = { tensor = 2 }, split = { ['1'] = 'column' } }
       return texts
     end)
     local expected = { 'the mesh %(pipeline 1, data 3, tensor 1%) is for 3 ranks, and there are 2',
       "no mesh axis 'rows'", "split '0.qvk' is the name of nothing.*0.qkv", '0.qkv has 3 heads.*cut in two',
-      'dim 0 of 0.small.weight has size 1, less than the 2 ranks of the tensor axis', "must be 'column'",
+      'dim 0 of 2.weight has size 1, less than the 2 ranks of the tensor axis', "must be 'column'",
       'stage 1 has no module', 'stages lists 1, the mesh has 2', '1.weight is in no stage', 'stages says nothing',
-      'zero must be 0, 1, 2 or 3', "remat '2' is the name of nothing", "no option 'zeor'",
+      'zero must be 0, 1, 2 or 3', "remat '7' is the name of nothing", "no option 'zeor'",
       'uneven: dim 0 of 1.bias, of size 5, over 2 ranks' }
     for i, pattern in ipairs(expected) do
       assert(got[1][i]:find(pattern), ('%d: %s, not "%s"'):format(i, got[1][i], pattern))
