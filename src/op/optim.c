@@ -42,10 +42,8 @@ static const View *skip_of(const OpCall *c) {
 }
 
 static double skip_item(const View *skip, int64_t i) {
-  double value;
-  memcpy(&value, (const char *)skip->data + i * skip->stride[0] * (int64_t)sizeof value,
-         sizeof value);
-  return value;
+  const char *at = (const char *)skip->data + i * skip->stride[0] * (int64_t)sizeof(double);
+  return dtype_get_f64(F64, at);
 }
 
 static bool is_left_out(const OpCall *c) {
@@ -413,13 +411,9 @@ static size_t sgd_scratch(const OpCall *c) {
 
 static int sgd_cpu(const OpCall *c) {
   const struct sgd__args *a = c->args;
-  SgdRule o = {a->lr,
-               a->momentum,
-               a->dampening,
-               a->weight_decay,
-               a->maximize ? -1 : 1,
-               a->nesterov,
-               counted(c, a->since) <= 0};
+  bool first = counted(c, a->since) <= 0;
+  double sign = a->maximize ? -1 : 1;
+  SgdRule o = {a->lr, a->momentum, a->dampening, a->weight_decay, sign, a->nesterov, first};
   return fleet_run(c, a->n_params, a->n_bufs ? 1 : 0, (Rule){sgd_f32, sgd_f64, &o});
 }
 
@@ -447,21 +441,16 @@ static int fleet_sbp(SbpAsk *q) {
 OP(sgd_,
    .signature =
        "sgd_(Tensor[]! params, Tensor[] grads, Tensor[]!? bufs, Tensor? factor=None, Tensor? "
-       "skip=None, *, float lr, "
-       "float momentum=0, float dampening=0, "
-       "float weight_decay=0, bool nesterov=False, bool maximize=False, int since=1) -> ()",
+       "skip=None, *, float lr, float momentum=0, float dampening=0, float weight_decay=0, bool "
+       "nesterov=False, bool maximize=False, int since=1) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = sgd_cpu,
    .scratch = sgd_scratch)
 
 static int sgd_rows_cpu(const OpCall *c) {
   const struct sgd_rows__args *a = c->args;
-  SgdRule o = {a->lr,
-               a->momentum,
-               a->dampening,
-               a->weight_decay,
-               a->maximize ? -1 : 1,
-               a->nesterov,
-               counted(c, a->since) <= 0};
+  bool first = counted(c, a->since) <= 0;
+  double sign = a->maximize ? -1 : 1;
+  SgdRule o = {a->lr, a->momentum, a->dampening, a->weight_decay, sign, a->nesterov, first};
   return rows_run(c, view_absent(&c->in[3]) ? 0 : 1, (Rule){sgd_f32, sgd_f64, &o});
 }
 
@@ -469,10 +458,8 @@ static int sgd_rows_cpu(const OpCall *c) {
 OP(sgd_rows_,
    .signature =
        "sgd_rows_(Tensor! param, Tensor ids, Tensor values, Tensor!? buf, Tensor? skip=None, *, "
-       "float lr, float "
-       "momentum=0, "
-       "float dampening=0, float weight_decay=0, bool nesterov=False, bool maximize=False, int "
-       "since=1) -> ()",
+       "float lr, float momentum=0, float dampening=0, float weight_decay=0, bool "
+       "nesterov=False, bool maximize=False, int since=1) -> ()",
    .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, K", .infer = rows_infer, .cpu = sgd_rows_cpu,
    .scratch = rows_scratch)
 
@@ -537,10 +524,9 @@ static int adam_cpu(const OpCall *c) {
 OP(adam_,
    .signature =
        "adam_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_avg_sqs, "
-       "Tensor[]!? max_exp_avg_sqs, Tensor? factor=None, Tensor? skip=None, *, "
-       "float lr, float beta1, float beta2, float eps, float weight_decay, int step, bool "
-       "decoupled=False, "
-       "bool maximize=False) -> ()",
+       "Tensor[]!? max_exp_avg_sqs, Tensor? factor=None, Tensor? skip=None, *, float lr, float "
+       "beta1, float beta2, float eps, float weight_decay, int step, bool decoupled=False, bool "
+       "maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adam_cpu,
    .scratch = adam_scratch)
 
@@ -554,10 +540,9 @@ static int adam_rows_cpu(const OpCall *c) {
 /* Adam for the rows `ids` of one parameter, as torch.optim.SparseAdam. */
 OP(adam_rows_,
    .signature =
-       "adam_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! exp_avg, Tensor! exp_avg_sq, "
-       "Tensor? skip=None, *, float lr, "
-       "float beta1, float beta2, float eps, float weight_decay, int step, bool decoupled=False, "
-       "bool maximize=False) -> ()",
+       "adam_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! exp_avg, Tensor! "
+       "exp_avg_sq, Tensor? skip=None, *, float lr, float beta1, float beta2, float eps, float "
+       "weight_decay, int step, bool decoupled=False, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, V e, K", .infer = rows_infer, .cpu = adam_rows_cpu,
    .scratch = rows_scratch)
 
@@ -597,9 +582,8 @@ static int adagrad_cpu(const OpCall *c) {
 OP(adagrad_,
    .signature =
        "adagrad_(Tensor[]! params, Tensor[] grads, Tensor[]! sums, Tensor? factor=None, Tensor? "
-       "skip=None, *, float lr, "
-       "float lr_decay=0, float weight_decay=0, "
-       "float eps=1e-10, int step, bool maximize=False) -> ()",
+       "skip=None, *, float lr, float lr_decay=0, float weight_decay=0, float eps=1e-10, int "
+       "step, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adagrad_cpu,
    .scratch = adagrad_scratch)
 
@@ -613,10 +597,8 @@ static int adagrad_rows_cpu(const OpCall *c) {
 /* Adagrad for the rows `ids` of one parameter. */
 OP(adagrad_rows_,
    .signature =
-       "adagrad_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! sum, Tensor? skip=None, *, "
-       "float lr, float "
-       "lr_decay=0, "
-       "float eps=1e-10, int step, bool maximize=False) -> ()",
+       "adagrad_rows_(Tensor! param, Tensor ids, Tensor values, Tensor! sum, Tensor? skip=None, "
+       "*, float lr, float lr_decay=0, float eps=1e-10, int step, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp = "V e, N, N e, V e, K", .infer = rows_infer, .cpu = adagrad_rows_cpu,
    .scratch = rows_scratch)
 
@@ -673,9 +655,8 @@ static int rmsprop_cpu(const OpCall *c) {
 OP(rmsprop_,
    .signature =
        "rmsprop_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]!? grad_avgs, "
-       "Tensor[]!? bufs, Tensor? factor=None, Tensor? skip=None, *, float lr, "
-       "float alpha=0.99, float eps=1e-8, float weight_decay=0, float momentum=0, bool "
-       "maximize=False) -> ()",
+       "Tensor[]!? bufs, Tensor? factor=None, Tensor? skip=None, *, float lr, float alpha=0.99, "
+       "float eps=1e-8, float weight_decay=0, float momentum=0, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = rmsprop_cpu,
    .scratch = rmsprop_scratch)
 
@@ -716,8 +697,8 @@ static int adadelta_cpu(const OpCall *c) {
 OP(adadelta_,
    .signature =
        "adadelta_(Tensor[]! params, Tensor[] grads, Tensor[]! square_avgs, Tensor[]! acc_deltas, "
-       "Tensor? factor=None, Tensor? skip=None, *, float lr=1, "
-       "float rho=0.9, float eps=1e-6, float weight_decay=0, bool maximize=False) -> ()",
+       "Tensor? factor=None, Tensor? skip=None, *, float lr=1, float rho=0.9, float eps=1e-6, "
+       "float weight_decay=0, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adadelta_cpu,
    .scratch = adadelta_scratch)
 
@@ -761,9 +742,9 @@ static int adamax_cpu(const OpCall *c) {
 /* Adamax (Kingma and Ba, 2014). `step` counts from 1. */
 OP(adamax_,
    .signature =
-       "adamax_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_infs, Tensor? "
-       "factor=None, Tensor? skip=None, *, float lr, float beta1, "
-       "float beta2, float eps, float weight_decay=0, int step, bool maximize=False) -> ()",
+       "adamax_(Tensor[]! params, Tensor[] grads, Tensor[]! exp_avgs, Tensor[]! exp_infs, "
+       "Tensor? factor=None, Tensor? skip=None, *, float lr, float beta1, float beta2, float "
+       "eps, float weight_decay=0, int step, bool maximize=False) -> ()",
    .flags = OP_HIDDEN, .sbp_rule = fleet_sbp, .infer = fleet_infer, .cpu = adamax_cpu,
    .scratch = adamax_scratch)
 
