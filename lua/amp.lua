@@ -81,12 +81,13 @@ local function gradients(opt)
 end
 
 local function unscale(self, opt, entry)
-  local inverse, found = 1 / self._scale:double(), nil
+  local inverse, found, together = 1 / self._scale:double(), nil, {}
   for _, g in ipairs(gradients(opt)) do
     local bad = g:isfinite():logical_not():any()
     found = found and found:logical_or(bad) or bad
-    g:mul_(inverse:to(g.dtype))
+    if g.is_global or not g:is_contiguous() then g:mul_(inverse:to(g.dtype)) else together[#together + 1] = g end
   end
+  for _, alike in ipairs(mf._by_layout(together)) do mf._scale_all_(inverse:to(alike[1].dtype), alike) end
   if not found then fail 'GradScaler: the optimiser has no gradients; call backward before' end
   entry.found:copy_(found)
 end
