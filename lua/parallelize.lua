@@ -217,7 +217,9 @@ local function lay_out(self, parameters, list, split, of)
     if of and not stage_of(of, name) then fail('parallelize: %s is in no stage', name) end
     local sbp = { 'B', split[name] or 'B' }
     check_size(name, p, sbp[2], self.mesh.tensor, 'tensor', self.uneven)
-    held[#held + 1] = { name = name, stage = stage, sbp = sbp, shape = tostring(p.shape), numel = p:numel() }
+    local parts = self.mesh.data * (sbp[2] == 'S0' and self.mesh.tensor or 1)
+    held[#held + 1] = { name = name, stage = stage, sbp = sbp, shape = tostring(p.shape), sizes = { unpack(p.shape) },
+      shared = self.mesh.data > 1 and p.ndim > 0 and p:size(0) >= parts and p:numel() >= self.min_size }
     mf.no_grad(function() p.data = mf.distribute(p:detach(), self.placements[stage + 1], sbp) end)
   end
   return held
@@ -306,6 +308,16 @@ function Run:compile(f, o)
   return whole(function(...) return step(...) end)
 end
 
+-- Elements of the first rank's part, the largest, along with its data axis or not.
+local function part(h, mesh, shared)
+  local sizes, numel = { unpack(h.sizes) }, 1
+  local d = tonumber(h.sbp[2]:match '^S(%d)$')
+  if shared then sizes[1] = math.ceil(sizes[1] / mesh.data) end
+  if d then sizes[d + 1] = math.ceil(sizes[d + 1] / mesh.tensor) end
+  for _, size in ipairs(sizes) do numel = numel * size end
+  return numel
+end
+
 local function describe(self)
   local m, lines = self.mesh, {}
   lines[1] = ('mesh: pipeline %d, data %d, tensor %d; micro-batches %d, zero %d'):format(m.pipeline, m.data, m.tensor,
@@ -314,15 +326,17 @@ local function describe(self)
     lines[#lines + 1] = ('  %s %s: stage %d, data %s, tensor %s'):format(h.name, h.shape, h.stage, h.sbp[1], h.sbp[2])
   end
   for stage = 0, m.pipeline - 1 do
-    local numel = 0
+    local numel, states = 0, 0
     for _, h in ipairs(self.held) do
       if h.stage == stage then
-        local parts = (h.sbp[1] == 'B' and 1 or m.data) * (h.sbp[2] == 'B' and 1 or m.tensor)
-        numel = numel + math.ceil(h.numel / parts)
+        local own, shared = part(h, m, false), part(h, m, h.shared)
+        numel = numel + (self.zero == 3 and shared or own)
+        states = states + (self.zero > 0 and shared or own)
       end
     end
     local from = stage * m.data * m.tensor
-    lines[#lines + 1] = ('ranks %d to %d: %d parameters each'):format(from, from + m.data * m.tensor - 1, numel)
+    lines[#lines + 1] = ('ranks %d to %d: up to %d parameters each, and the states of an optimiser for %d'):format(from,
+      from + m.data * m.tensor - 1, numel, states)
   end
   for _, text in ipairs(self.uneven) do lines[#lines + 1] = 'uneven: ' .. text end
   return table.concat(lines, '\n')

@@ -133,3 +133,91 @@ return %2
     end
   end)
 end)
+
+describe('buckets', function()
+  it('form sums together that come one after the other, where the last of them stands', function()
+    local text = [[
+graph step
+group 0 {0, 1}
+%0 = input x0: float32[4]
+%1 = input x1: float32[2]
+%2 = all_reduce(%0, group=0): float32[4]
+%3 = exp(%1): float32[2]
+%4 = all_reduce(%3, %2, group=0): float32[2]
+%5 = all_reduce(%3, %4, group=0, reduce=max): float32[2]
+%6 = tanh(%2): float32[4]
+%7 = all_reduce(%6, %5, group=0): float32[4]
+%8 = all_reduce(%7, %7, group=0): float32[4]
+return %4, %6, %8
+]]
+    assert.equal([[
+graph step
+group 0 {0, 1}
+%0 = input x0: float32[4]
+%1 = input x1: float32[2]
+%2 = exp(%1): float32[2]
+%3, %4 = reduce_bucket(none, [%0, %2], group=0): float32[4], float32[2]
+%5 = all_reduce(%2, %4, group=0, reduce=max): float32[2]
+%6 = tanh(%3): float32[4]
+%7 = all_reduce(%6, %5, group=0): float32[4]
+%8 = all_reduce(%7, %7, group=0): float32[4]
+return %4, %6, %8
+]], pass(text, 'buckets'))
+  end)
+end)
+
+describe('zero', function()
+  local text = [[
+graph step
+placement 0 {0, 1}
+%0 = input x0: float32[4] on 0 P
+%1 = capture p: float32[4] on 0 B
+%2 = capture m: float32[4] on 0 B
+%3 = capture v: float32[4] on 0 B
+%4 = box(%0): float32[4] on 0 B
+%5, %6, %7 = adam_([%1], [%4], [%2], [%3], [], lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, weight_decay=0, step=1): WHAT
+%8 = box(%5): float32[4] on 0 B
+%9 = box(%6): float32[4] on 0 B
+%10 = box(%7): float32[4] on 0 B
+write %1 = %8
+write %2 = %9
+write %3 = %10
+return
+]]
+  text = text:gsub('WHAT', 'float32[4], float32[4], float32[4]')
+
+  local function zero(stage, names, rank)
+    return (mf._graph_pass(text, names, nil, nil, nil, nil, rank, stage))
+  end
+
+  it('splits states, and with stage 3 parameters, over the first axis', function()
+    for stage, want in pairs { [0] = 'BBB', 'BSS', 'BSS', 'SSS' } do
+      local got, kinds = zero(stage, 'zero'), ''
+      for _, name in ipairs { 'p', 'm', 'v' } do
+        kinds = kinds .. got:match('capture ' .. name .. ': float32%[4%] on 0 (.)')
+      end
+      assert.equal(want, kinds, got)
+    end
+  end)
+
+  it('leads to parts of gradients, and parameters that are whole again', function()
+    assert.equal([[
+graph step
+placement 0 {0, 1}
+group 0 {0, 1}
+%0 = input x0: float32[4]
+%1 = capture p: float32[4]
+%2 = capture m: float32[2] of [4] at [2]
+%3 = capture v: float32[2] of [4] at [2]
+%4 = narrow(%1, dim=0, start=2, length=2): float32[2] of [4] at [2]
+%5 = reduce_scatter(%0, group=0, dim=0, size=[2]): float32[2] of [4] at [2]
+%6, %7, %8 = adam_([%4], [%5], [%2], [%3], [], lr=0.1, beta1=0.9, beta2=0.99, eps=0.1, weight_decay=0, step=1): ]]
+      .. [[float32[2] of [4] at [2], float32[2] of [4] at [2], float32[2] of [4] at [2]
+%9 = all_gather(%6, %5, group=0, dim=0, size=[4]): float32[4]
+write %1 = %9
+write %2 = %7
+write %3 = %8
+return
+]], zero(1, 'zero,sbp,boxing,part', 1))
+  end)
+end)

@@ -62,6 +62,7 @@ void pass_zero(Graph *g, const PassSettings *s);
 void pass_sbp(Graph *g, const PassSettings *s);
 void pass_boxing(Graph *g, const PassSettings *s);
 void pass_part(Graph *g, const PassSettings *s);
+void pass_buckets(Graph *g, const PassSettings *s);
 void pass_remat_budget(Graph *g, const PassSettings *s);
 void pass_layout(Graph *g, const PassSettings *s);
 void pass_fuse_loss(Graph *g, const PassSettings *s);

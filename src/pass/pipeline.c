@@ -25,6 +25,7 @@ const Pass pass_table[] = {
     {"sbp", pass_sbp, "when all ops are there that the user's tensors go through"},
     {"boxing", pass_boxing, "puts in what sbp has found to be missing"},
     {"part", pass_part, "what follows looks at one rank's shapes"},
+    {"buckets", pass_buckets, "before updates, which begin when their gradients are there"},
     {"fuse_loss", pass_fuse_loss,
      "behind cse, for logits that are one value; dce cleans up behind it"},
     {"dce", pass_dce, "what the others left without use"},

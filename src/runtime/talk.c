@@ -29,8 +29,9 @@ typedef struct Talk {
   const int *order; /* the position in the group of each part */
   int dim, to;      /* along which parts lie, before or after; -1: none */
   CommCall call;
-  bool direct; /* parts lie as they travel */
-  size_t size; /* of an element */
+  bool *copied; /* of a bucket */
+  bool direct;  /* parts lie as they travel */
+  size_t size;  /* of an element */
   char *room;
   size_t room_bytes;
   LIST(Parcel) parcels; /* of an exchange, those that come first */
@@ -178,6 +179,7 @@ static void plan_by_op(Arena *a, Talk *c, const Plan *p, const PlanStep *s) {
       const struct reduce_bucket_args *args = s->args;
       join(a, c, &p->groups.at[args->group]);
       CommPiece *pieces = arena_array(a, CommPiece, s->n_out);
+      c->copied = arena_array(a, bool, s->n_out);
       c->call = (CommCall){.op = COMM_ALL_REDUCE,
                            .dtype = y->dtype,
                            .reduce = (CommReduce)args->reduce,
@@ -280,13 +282,31 @@ static void copy_box(const View *v, const int64_t *start, const int64_t *length,
 
 /* -- Running ----------------------------------------------------------------------------------- */
 
+/* Whether the memory of out[k] is that of an input which is still to be copied. */
+static bool is_taken(const Talk *c, const OpCall *call, int k) {
+  for (int i = 0; i < call->n_out; i++)
+    if (i != k && !c->copied[i] && call->in[i + 1].data == call->out[k].data) return true;
+  return false;
+}
+
+/* Sums are formed where the outputs lie. The plan may have given an output the memory of another's
+ * input, in order, so that some copy can always be made. */
 static int run_bucket(const Talk *c, const OpCall *call) {
-  for (int k = 0; k < call->n_out; k++) {
-    CommPiece *piece = (CommPiece *)(uintptr_t)&c->call.pieces[k];
-    const View *x = &call->in[k + 1];
-    piece->data = call->out[k].data;
-    if (x->data != piece->data && piece->count)
-      memcpy(piece->data, x->data, (size_t)piece->count * c->size);
+  int left = call->n_out;
+  memset(c->copied, 0, sizeof *c->copied * (size_t)left);
+  while (left) {
+    int before = left;
+    for (int k = 0; k < call->n_out; k++) {
+      CommPiece *piece = (CommPiece *)(uintptr_t)&c->call.pieces[k];
+      const View *x = &call->in[k + 1];
+      if (c->copied[k] || (x->data != call->out[k].data && is_taken(c, call, k))) continue;
+      piece->data = call->out[k].data;
+      if (x->data != piece->data && piece->count)
+        memcpy(piece->data, x->data, (size_t)piece->count * c->size);
+      c->copied[k] = true;
+      left--;
+    }
+    MF_ASSERT(left < before, "%d outputs lie in each other's inputs", left);
   }
   return comm_collective(c->group, &c->call, NULL, NULL);
 }
