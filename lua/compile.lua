@@ -142,7 +142,7 @@ local function trace(self, ...)
     end
     return pack(self.f(unpack(args, 1, n)))
   end, tensors, used, self.passes, self.amp, self.one_op_tasks, self.memory_budget, self.times, whole, self.zero,
-    self.zero_min_size)
+    self.zero_min_size, self.overlap == nil and 0 or self.overlap and 1 or -1)
   noted.fits, noted.modes, noted.undo, noted.after = nil, nil, nil, nil
   if not ok then error(job, 0) end
   entry.job, entry.only_tensors = job, #tensors == n
@@ -305,11 +305,13 @@ end
 -- Steps on global tensors are compiled by all ranks of the job, which must trace the same. With zero = 1 or 2, what
 -- an optimiser keeps of parameters that are on all ranks of their placement's first axis is split over that axis,
 -- and gradients are where nothing else reads them; with 3 the parameters are too. Tensors of less than
--- zero_min_size elements stay.
+-- zero_min_size elements stay. What the ranks send each other has a thread of its own, so that it goes on while
+-- the rest is computed, where it is large; overlap = true or false says so.
 function M.compile(f, o)
   o = options('compile', o, { name = 'step', cache_size = 16, passes = options.table, amp = options.none,
     amp_force = false, one_op_tasks = false, memory_budget = options.number, gradient_accumulation_steps = 1,
-    repeated = options.table, zero = 0, zero_min_size = 1024 })
+    repeated = options.table, zero = 0, zero_min_size = 1024,
+    overlap = options.none })
   if o.memory_budget then options.count('compile', 'memory_budget', o.memory_budget, 1) end
   local switches = {}
   for _, name in ipairs(mf._passes()) do switches[name] = true end
@@ -320,7 +322,8 @@ function M.compile(f, o)
   return setmetatable({ f = f, name = o.name, cache_size = o.cache_size, cache = {}, age = {},
     misses = 0, forms = {}, passes = options('compile: passes', o.passes, switches),
     amp = precision(o), one_op_tasks = o.one_op_tasks, memory_budget = o.memory_budget,
-    times = o.gradient_accumulation_steps, repeated = places, zero = o.zero, zero_min_size = o.zero_min_size }, step_mt)
+    times = o.gradient_accumulation_steps, repeated = places, zero = o.zero, zero_min_size = o.zero_min_size,
+    overlap = o.overlap }, step_mt)
 end
 
 return M

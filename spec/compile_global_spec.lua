@@ -19,7 +19,7 @@ local function close(a, b, where)
 end
 
 -- Losses, norms and parameters of a small net under a plan; how: 'eager' or 'compiled'.
-local function train(plan, how, steps, micro)
+local function train(plan, how, steps, micro, overlap)
   return function(_, n)
     local m = require 'moonflow'
     local nn, optim = m.nn, m.optim
@@ -55,7 +55,9 @@ local function train(plan, how, steps, micro)
       opt:step()
       return loss, norm
     end
-    if how == 'compiled' then step = m.compile(step, { gradient_accumulation_steps = micro or 1 }) end
+    local compiled = how == 'compiled' and m.compile(step, { gradient_accumulation_steps = micro or 1,
+      overlap = overlap, passes = overlap and { buckets = false } or nil })
+    step = compiled or step
     local losses = {}
     for k = 1, steps do
       local x, y = m.randint(0, 7, { 12 }), m.randint(0, 5, { 12 })
@@ -65,7 +67,7 @@ local function train(plan, how, steps, micro)
     end
     local w = {}
     for name, t in model:named_parameters() do w[name] = t:tolist() end
-    return { losses, w, n }
+    return { losses, w, n, compiled and compiled:plan() or '' }
   end
 end
 
@@ -79,6 +81,21 @@ describe('compiled steps on global tensors', function()
       for r = 1, n do
         close(got[r][1], want[1], plan .. n .. ' losses')
         close(got[r][2], want[2], plan .. n)
+      end
+    end
+  end)
+
+  it('communicate on a thread of their own while they compute', function()
+    local want = on(1, train('none', 'eager', 20))[1]
+    for _, case in ipairs { { 'data', 2 }, { 'both', 4 }, { 'sharded', 2 }, { 'data', 2, 3 } } do
+      local plan, n, micro = unpack(case)
+      for _, overlap in ipairs { true, false } do
+        local got = on(n, train(plan, 'compiled', micro and 8 or 20, micro, overlap))
+        for r = 1, n do
+          close(got[r][1], { unpack(want[1], 1, #got[r][1]) }, plan .. n .. ' losses')
+          local first = got[r][4]:match 'task stream 1, steps 1' ~= nil
+          assert.equal(overlap, first and got[r][4]:find('stream cpu "comm"', 1, true) ~= nil)
+        end
       end
     end
   end)
@@ -178,16 +195,26 @@ describe('compiled steps on global tensors', function()
   end)
 
   it('stop all ranks when they fail on one', function()
-    local _, errors = on(2, function(r)
-      local m = require 'moonflow'
-      local p = m.placement 'cpu'
-      local w = m.ones(4, 2, { placement = p, sbp = 'B' })
-      local f = m.compile(function(ids) return m.embedding(ids, w):sum():to_global { sbp = 'B' } end)
-      local ids = m.tensor({ 0, r == 1 and 9 or 1 }, { dtype = m.int64 })
-      return f(ids:to_global(p, 'S0')):item()
-    end, { catch = true })
-    for r = 1, 2 do assert(tostring(errors[r]):find 'embedding.*9', tostring(errors[r])) end
-    assert(tostring(errors[1]):find 'rank 1', tostring(errors[1]))
+    local function failing(overlap)
+      return function(r)
+        local m = require 'moonflow'
+        local p = m.placement 'cpu'
+        local w = m.ones(4, 2, { placement = p, sbp = 'B' })
+        local f = m.compile(function(ids, k)
+          local sum = (w * k):sum():to_global { sbp = 'P' }:to_global { sbp = 'B' } -- goes round at once
+          return m.embedding(ids, w):sum():to_global { sbp = 'B' } + sum
+        end, { overlap = overlap })
+        local ids = m.tensor({ 0, r == 1 and 9 or 1 }, { dtype = m.int64 })
+        return f(ids:to_global(p, 'S0'), 2):item()
+      end
+    end
+    for _, overlap in ipairs { true, false } do
+      local begun = os.time()
+      local _, errors = on(2, failing(overlap), { catch = true })
+      for r = 1, 2 do assert(tostring(errors[r]):find 'embedding.*9', tostring(errors[r])) end
+      assert(tostring(errors[1]):find 'rank 1', tostring(errors[1]))
+      assert(os.time() - begun < 10)
+    end
   end)
 
   it('have no values outside, and say so', function()

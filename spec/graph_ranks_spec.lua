@@ -69,19 +69,19 @@ describe('part', function()
     assert.equal([[
 graph step
 placement 0 {{0, 1}, {2, 3}}
-group 0 {1, 3}
-group 1 {2, 3}
+group 0 {2, 3}
+group 1 {1, 3}
 %0 = input x0: float32[4, 6] of [8, 6] at [4, 0]
 %1 = capture w: float32[6, 2] of [6, 4] at [0, 2]
 %2 = matmul(%0, %1): float32[4, 2] of [8, 4] at [4, 2]
 %3 = sum(%2, dim=[0, 1]): float32[]
-%4 = linear_weight(%2, %0): float32[2, 6] of [4, 6] at [2, 0]
-%5 = t(%4): float32[6, 2] of [6, 4] at [0, 2]
-%6 = all_reduce(%5, group=0): float32[6, 2] of [6, 4] at [0, 2]
-%7 = all_reduce(%3, %6, group=1): float32[]
-%8 = all_reduce(%7, %7, group=0): float32[]
-write %1 = %6
-return %8
+%4 = all_reduce(%3, group=0): float32[]
+%5 = all_reduce(%4, %4, group=1): float32[]
+%6 = linear_weight(%2, %0): float32[2, 6] of [4, 6] at [2, 0]
+%7 = t(%6): float32[6, 2] of [6, 4] at [0, 2]
+%8 = all_reduce(%7, %5, group=1): float32[6, 2] of [6, 4] at [0, 2]
+write %1 = %8
+return %5
 ]], pass(step, 'sbp,boxing,part', 3))
   end)
 

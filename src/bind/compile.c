@@ -275,7 +275,7 @@ static JobBox *new_job(lua_State *L) {
 }
 
 /* mf._compile(name, f, args, scalars, passes, amp, one_op_tasks, budget, times, repeated, zero,
- * zero_min): traces f
+ * zero_min, overlap): traces f
  * on the tensors of args; f returns the list of its results that are traced tensors. `scalars` is
  * filled with what the step reads; `passes` says which do not run, `amp` is the name of the dtype
  * of products, `budget` how many bytes it may take, `times` how many micro-batches there are, and
@@ -288,7 +288,7 @@ static int compile(lua_State *L) {
   PassSettings settings = settings_of(L, 5);
   settings.budget = (int64_t)lua_tonumber(L, 8);
   settings.zero = (int)lua_tointeger(L, 11), settings.zero_min = (int)lua_tointeger(L, 12);
-  PlanOptions options = {.one_op_tasks = lua_toboolean(L, 7)};
+  PlanOptions options = {.one_op_tasks = lua_toboolean(L, 7), .overlap = (int)lua_tointeger(L, 13)};
   lua_settop(L, 10);
   JobBox *b = new_job(L);
   int box = lua_gettop(L);

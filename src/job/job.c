@@ -1,4 +1,3 @@
-#include <stdio.h>
 #include <string.h>
 
 #include "comm.h"
@@ -152,7 +151,6 @@ int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const Pla
   s->times = j->trace->tracer.times;
   s->repeated = j->repeated;
   s->rank = E->context->comm ? comm_rank(E->context->comm) : 0;
-  j->ranks = j->graph->placements.n > 0;
   s->agree = job_agree, s->agree_ud = E->context->comm;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
@@ -329,16 +327,6 @@ static int write_inputs(Job *j, Tensor *const *in, Tensor **out, int rc) {
   return rc;
 }
 
-/* A step that failed here leaves the others waiting for what it would have sent. */
-static void tell_all(const Job *j, int rc) {
-  Comm *comm = j->E->context->comm;
-  char text[512];
-  if (rc == MF_ECOMM) return;
-  snprintf(text, sizeof text, "rank %d on %s failed in the compiled step %s: %s", comm_rank(comm),
-           comm_host(comm, comm_rank(comm)), j->plan->name, err_text());
-  comm_fail(comm, text);
-}
-
 static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   int rc = eager_settle(j->E, NULL);
   if (!rc && !j->runtime && !(j->runtime = job_make_runtime(j, j->plan))) rc = MF_ENOMEM;
@@ -348,10 +336,7 @@ static int run(Job *j, int n_in, Tensor *const *in, Tensor **out) {
   if (!rc) rc = make_results(j, out);
   for (int k = 0; k < j->plan->n_cells; k++) runtime_set_cell(j->runtime, k, *j->cells[k]);
   Generator *g = &j->E->generator;
-  if (!rc) {
-    rc = runtime_run(j->runtime, g->seed, g->next);
-    if (rc && j->ranks) tell_all(j, rc);
-  }
+  if (!rc) rc = runtime_run(j->runtime, g->seed, g->next);
   g->next += (uint64_t)j->plan->n_draws;
   for (size_t k = 0; k < j->plan->captures.n; k++)
     if (j->captures[k].written) storage_touch(j->captures[k].storage);

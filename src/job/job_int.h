@@ -40,7 +40,6 @@ struct Job {
   Tensor **owners;        /* while results are made: who has the memory, by register */
   Tensor **results;       /* while it runs: all of them */
   const Layout **layouts; /* of results, by result; NULL: it is local */
-  bool ranks;             /* the step is one of several ranks */
   PlanOptions options;
   Flow *flow; /* NULL: none is open */
 };

@@ -6,8 +6,9 @@
  * whole.
  *
  * A box from a layout to the same is none and goes; one of a box that nobody else reads starts from
- * where that one did. What is converted for one op serves later ones that want the same, with what
- * the user converted among them. One walk; each input is looked at once. */
+ * where that one did; one of a sum stands right behind the summands, so that gradients are under
+ * way while others are made. What is converted for one op serves later ones that want the same,
+ * with what the user converted among them. One walk; each input is looked at once. */
 #include "op_args.h"
 #include "op_comm.h"
 #include "pass.h"
@@ -51,6 +52,13 @@ static void simplify(Graph *g) {
     if (is_box(n) && n->out[0].mark) graph_remove(g, n);
   }
   graph_clear_marks(g);
+  for (GraphNode *n = g->first, *next; n; n = next) {
+    next = n->next;
+    const GraphLayout *l = is_box(n) ? n->in[0]->layout : NULL;
+    bool sum = l && sbp_list_is_partial(&l->sbp, MF_MAX_AXES);
+    if (sum && n->in[0]->node->kind == GRAPH_OP && n->prev != n->in[0]->node)
+      graph_move(g, n, n->in[0]->node->next);
+  }
 }
 
 /* -- What ops want ----------------------------------------------------------------------------- */

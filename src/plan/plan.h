@@ -133,6 +133,8 @@ typedef struct Plan {
 
 typedef struct PlanOptions {
   bool one_op_tasks; /* each step is a task, for tests */
+  int overlap; /* whether what is communicated has a stream of its own: > 0 it has, < 0 it has not,
+                  0: where it is worth it */
   int buffers; /* not 0: a flow. What goes in and out does so by calls of the host, on streams of
                   their own, through registers of so many buffers; inputs and results are then
                   not ports but lie in the block */

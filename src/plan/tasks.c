@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "hard.h"
+#include "op_comm.h"
 #include "plan_int.h"
 
 /* -- What follows ------------------------------------------------------------------------------ */
@@ -151,30 +152,58 @@ static Touches find_touches(Plan *p) {
   return t;
 }
 
-/* The tasks of the steps on a stream, [base, base + n). */
+/* The tasks of the steps, [base, base + n), on one stream or two. */
 typedef struct Split {
   Plan *plan;
   Touches touches;
   int base, n;
+  int talks; /* the stream of what is communicated; -1: that of the other steps */
 } Split;
 
-/* The next n steps, in one task or one each. */
-static void add_tasks(Plan *p, const PlanOptions *o, int stream, int n, int times) {
-  int of = HARD || o->one_op_tasks ? 1 : n;
-  for (int i = 0; i < n; i += of) {
+/* Steps [from, to), in one task or one each. */
+static void add_tasks(Plan *p, const PlanOptions *o, int stream, int from, int to, int times) {
+  int of = HARD || o->one_op_tasks ? 1 : to - from;
+  for (int i = from; i < to; i += of) {
     int task = plan_add_task(p, stream, of);
     p->tasks.at[task].times = times;
   }
 }
 
+/* The same where what is communicated is a task by itself on a stream of its own. */
+static void add_both(Plan *p, const PlanOptions *o, int stream, int talks, int from, int to) {
+  for (int i = from, next; i < to; i = next) {
+    bool talk = op_is_comm(p->steps.at[i].op);
+    for (next = i + 1; next < to && !talk && !op_is_comm(p->steps.at[next].op);) next++;
+    add_tasks(p, o, talk ? talks : stream, i, next, 1);
+  }
+}
+
+/* Whether so much is communicated that it is worth a thread, and nothing in a micro-batch is. */
+static bool is_worth(const Plan *p, const PlanOptions *o, int first, int end) {
+  enum { WORTH = 1 << 18 };
+  int64_t bytes = 0;
+  bool any = false;
+  for (int i = 0; i < (int)p->steps.n; i++) {
+    const PlanStep *s = &p->steps.at[i];
+    if (!op_is_comm(s->op)) continue;
+    if (i >= first && i < end) return false;
+    any = true;
+    for (int k = 0; k < s->n_out; k++) bytes += p->registers.at[p->tensors.at[s->out[k]].reg].bytes;
+  }
+  return any && !o->buffers && (o->overlap ? o->overlap > 0 : bytes >= WORTH);
+}
+
 /* Steps [first, end) are those of a micro-batch, if there are several. */
 static Split make_steps(Plan *p, const PlanOptions *o, int stream, int first, int end) {
-  Split s = {.plan = p, .base = (int)p->tasks.n};
+  Split s = {.plan = p, .base = (int)p->tasks.n, .talks = -1};
   int n = (int)p->steps.n;
   if (p->times == 1) first = end = n;
-  add_tasks(p, o, stream, first, 1);
-  add_tasks(p, o, stream, end - first, p->times);
-  add_tasks(p, o, stream, n - end, 1);
+  if (is_worth(p, o, first, end)) s.talks = plan_add_stream(p, DEVICE_CPU, "comm");
+  if (s.talks < 0) add_tasks(p, o, stream, 0, first, 1);
+  else add_both(p, o, stream, s.talks, 0, first);
+  add_tasks(p, o, stream, first, end, p->times);
+  if (s.talks < 0) add_tasks(p, o, stream, end, n, 1);
+  else add_both(p, o, stream, s.talks, end, n);
   if (!n) plan_add_task(p, stream, 0);
   s.n = (int)p->tasks.n - s.base;
   s.touches = find_touches(p);
@@ -188,6 +217,35 @@ static int touching(const Split *s, size_t reg, int *list) {
   return n;
 }
 
+/* What one stream's tasks touch after the other's, they do in the order of steps: `first` hands the
+ * register over itself. */
+static void order_touches(const Split *s, size_t reg, int n, const int *list) {
+  Plan *p = s->plan;
+  int home = p->registers.at[reg].home;
+  bool handed = home == PLAN_BLOCK || home == PLAN_RESULT;
+  for (int k = 1; k < n; k++) {
+    bool other = p->tasks.at[list[k - 1]].stream != p->tasks.at[list[k]].stream;
+    if (other && (k > 1 || !handed)) plan_hand_over(p, -1, 1, list[k - 1], 1, (int[]){list[k]});
+  }
+}
+
+/* Each task waits for the one before it on its stream; the first of all is before the first of each
+ * stream, and waits for the last of each of the round before. */
+static void order_stream(const Split *s, int stream) {
+  Plan *p = s->plan;
+  int first = -1, last = -1, n = 0;
+  for (int i = s->base; i < s->base + s->n; i++) {
+    if (p->tasks.at[i].stream != stream) continue;
+    if (last >= 0) plan_hand_over(p, -1, 1, last, 1, (int[]){i});
+    if (first < 0) first = i;
+    last = i;
+    n++;
+  }
+  if (first > s->base) plan_hand_over(p, -1, 1, s->base, 1, (int[]){first});
+  if (last > s->base && (n > 2 || first > s->base))
+    plan_hand_over(p, -1, 1, s->base, 1, (int[]){last});
+}
+
 /* Memory is shared by the order of steps, so each task waits for the one before, and the first for
  * the last of the round before, as the first of a micro-batch does for the last; what a step makes
  * is handed over as well, but for results where others do that. */
@@ -196,13 +254,12 @@ static void hand_over_steps(const Split *s, bool results) {
   int *list = arena_array(&p->arena, int, s->n + 1), first = s->base, last = first + s->n - 1;
   size_t n_regs = p->registers.n;
   for (size_t r = 0; r < n_regs; r++) {
-    int home = p->registers.at[r].home;
+    int home = p->registers.at[r].home, count = touching(s, r, list);
+    if (s->talks >= 0) order_touches(s, r, count, list);
     if (home != PLAN_BLOCK && !(home == PLAN_RESULT && results)) continue;
-    int count = touching(s, r, list);
     if (count > 1) plan_hand_over(p, (int)r, 1, list[0], count - 1, list + 1);
   }
-  for (int i = first; i < last; i++) plan_hand_over(p, -1, 1, i, 1, (int[]){i + 1});
-  if (s->n > 2) plan_hand_over(p, -1, 1, first, 1, (int[]){last});
+  for (int k = 0; k < (int)p->streams.n; k++) order_stream(s, k);
   while (first < last && p->tasks.at[first].times == 1) first++;
   while (last > first && p->tasks.at[last].times == 1) last--;
   if (last - first > 1 && last - first < s->n - 1)

@@ -211,6 +211,7 @@ struct Runtime {
   Worker *workers;
   int n_workers;
   bool threads, started;
+  bool talks;           /* some step communicates */
   int thread_count;     /* of each worker's kernels */
   pthread_mutex_t lock; /* of what follows */
   pthread_cond_t changed;

@@ -2,6 +2,7 @@
  * worker.c's matter. What changes from run to run is found once: lists say where it goes. */
 #include "runtime.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "actor.h"
@@ -68,6 +69,7 @@ static void make_call(Runtime *r, size_t i) {
   for (int k = 0; k < s->n_in; k++) view_of(r, s->in[k], indexed, &views[k]);
   for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], indexed, &views[s->n_in + k]);
   bool talks = op_is_comm(s->op);
+  r->talks |= talks;
   r->kernels[i] = talks ? talk_run : s->op->spec[r->options.isa]->cpu;
   if (!r->kernels[i])
     arena_throw(&r->arena,
@@ -416,6 +418,17 @@ static int check_stop(Runtime *r) {
   return 0;
 }
 
+/* A step that failed here leaves the others waiting for what it would have sent, this rank's own
+ * thread that communicates among them. */
+static void tell_all(const Runtime *r, int rc) {
+  Comm *comm = r->options.comm;
+  char text[512];
+  if (rc == MF_ECOMM) return;
+  snprintf(text, sizeof text, "rank %d on %s failed in the compiled step %s: %s", comm_rank(comm),
+           comm_host(comm, comm_rank(comm)), r->plan->name, err_text());
+  comm_fail(comm, text);
+}
+
 int runtime_launch(Runtime *r, int first, int n) {
   for (int i = first; i < first + n; i++) {
     Watch *watch = watch_of(r->device->context);
@@ -428,7 +441,10 @@ int runtime_launch(Runtime *r, int first, int n) {
                  : r->kernels[i](c);
     if (HARD) fill_dead(r, i);
     if (!rc && i < r->first_write) rc = check_stop(r);
-    if (rc) return s->where ? err_prefix(rc, s->where) : rc;
+    if (!rc) continue;
+    if (s->where) err_prefix(rc, s->where);
+    if (r->talks) tell_all(r, rc);
+    return rc;
   }
   return 0;
 }
