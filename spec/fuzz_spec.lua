@@ -5,8 +5,9 @@ local mf = require 'moonflow'
 local Cases = require 'spec.oracle.cases'
 local Run = require 'spec.oracle.run'
 local pool = require 'spec.fuzz.pool'
+local shell = require 'spec.shell'
 
-local limit, slow = 2 ^ 28, 5
+local limit, slow = 2 ^ 28, shell.program:find '/thread' and 30 or 5 -- bytes; seconds, more where races are sought
 local tensors = {} -- the part of the pool that holds tensors
 for _, entry in ipairs(pool) do
   if mf.is_tensor(entry[2]()) then tensors[#tensors + 1] = entry end
