@@ -21,6 +21,13 @@ describe('the program', function()
   end)
   teardown(shell.close)
 
+  it('has OpenMP spin briefly, unless the user says how long', function()
+    local ask = [[ $M -e 'print(os.getenv "GOMP_SPINCOUNT")']]
+    expect('unset GOMP_SPINCOUNT OMP_WAIT_POLICY; ' .. ask, '10000\n')
+    expect('unset OMP_WAIT_POLICY; GOMP_SPINCOUNT=7' .. ask, '7\n')
+    expect('unset GOMP_SPINCOUNT; OMP_WAIT_POLICY=active' .. ask, 'nil\n')
+  end)
+
   it('runs a script with its arguments and arg', function()
     file('a.lua', 'print(arg[0]:match "[^/]*$", arg[1], arg[2], #arg, arg[-1] ~= nil, ...)')
     expect('$M ' .. folder .. "/a.lua x 'y z'", 'a.lua\tx\ty z\t2\ttrue\tx\ty z\n')
