@@ -3,7 +3,7 @@
 --
 --   moonflow examples/bench.lua WORKLOAD [--mode eager|graph] [--dtype fp32|bf16]
 --     [--channels-last] [--batch N] [--steps N] [--warmup N] [--threads N]
---            [--loss] [--load FILE]
+--            [--device cpu|cuda] [--loss] [--load FILE]
 --   moonflow -n N examples/bench.lua ...       N ranks, which share batch and threads
 --
 -- WORKLOAD: resnet50 bert gpt2 gpt-mini mlp cnn widedeep dispatch. --load takes weights and data
@@ -23,6 +23,7 @@ local a = mf.cli(arg, 'Times one training step: resnet50 bert gpt2 gpt-mini mlp 
   { 'steps', 10, 'timed steps' },
   { 'warmup', 3, 'steps before them' },
   { 'threads', 2, 'threads' },
+  { 'device', 'cpu', 'where: cpu, cuda, cuda:1' },
   { 'loss', false, 'print the losses of all steps' },
   { 'load', '', 'safetensors file with weights, input.K and target' },
 })
@@ -121,10 +122,11 @@ end
 -- GFLOP/s of a product of square float32 matrices: what a step's rate is measured by.
 local function gemm_rate()
   local n, best = 1536, math.huge
-  local x, y = mf.randn(n, n), mf.randn(n, n)
+  local x, y = mf.randn(n, n):to(a.device), mf.randn(n, n):to(a.device)
   for _ = 1, 8 do
     local t = mf.time()
-    x:matmul(y)
+    local z = x:matmul(y)
+    if a.device ~= 'cpu' then z[0][0]:item() end
     best = math.min(best, mf.time() - t)
   end
   return 2 * n ^ 3 / best / 1e9
@@ -142,6 +144,9 @@ local function run()
   local batch = a.batch > 0 and a.batch or w[1]
   local model, inputs, target = w[2](math.floor(batch / ranks))
   if a.load ~= '' then target = load_export(a.load, model, inputs) end
+  model:to(a.device)
+  target = target:to(a.device)
+  for i, x in ipairs(inputs) do inputs[i] = x:to(a.device) end
   if a['channels-last'] then
     model:to { memory_format = 'channels_last' }
     for i, x in ipairs(inputs) do
@@ -149,7 +154,7 @@ local function run()
     end
   end
   local eager_bf16 = a.dtype == 'bf16' and a.mode == 'eager'
-  if eager_bf16 and not mf._has_bf16() then
+  if eager_bf16 and a.device == 'cpu' and not mf._has_bf16() then
     io.stderr:write 'this CPU does not multiply bfloat16; float32 stays\n'
     eager_bf16 = false
   end

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "kernel.cuh"
+#include "staging.cuh"
 
 enum { CLASSES = 256, MINIMUM = 512 };
 
@@ -36,6 +37,7 @@ struct CudaStream {
   Stream stream;
   cudaStream_t handle;
   DeviceError *error;
+  Staging staging; /* of one thread at a time: that which copies on the stream */
   bool used;
   std::vector<void *> waiting[CLASSES];
   std::vector<ScratchBlock> held; /* of the call that is launching */
@@ -335,8 +337,16 @@ static void cuda_release(Device *device, void *p, size_t bytes, Stream *stream) 
   size_t size;
   int k = class_of(bytes, &size);
   if (!d->caches) size = bytes ? bytes : 1;
+  if (!s) { /* of no stream: whichever uses it must have ended */
+    cudaSetDevice(d->ordinal);
+    cudaDeviceSynchronize();
+  }
   std::lock_guard<std::mutex> lock(d->lock);
   d->stats.in_use -= size;
+  if (!s) {
+    cudaFree(p);
+    return;
+  }
   if (d->caches) {
     s->waiting[k].push_back(p);
     d->stats.cached += size;
@@ -358,7 +368,7 @@ static void *cuda_scratch(Stream *s, size_t bytes) {
 
 static int cuda_copy(Device *d, void *to, const void *from, size_t bytes, Stream *s) {
   if (!bytes) return 0;
-  cudaError_t e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_handle(s));
+  cudaError_t e = staging_copy(&((CudaStream *)s)->staging, to, from, bytes, stream_handle(s));
   return check(d, e, "a copy failed");
 }
 
@@ -391,6 +401,7 @@ static void cuda_destroy(Device *device) {
       cuda_release(device, s->stream.scratch, s->stream.scratch_bytes, &s->stream);
   cuda_empty_cache(device);
   for (CudaStream *s : d->streams) {
+    staging_end(&s->staging);
     cudaStreamDestroy(s->handle);
     cudaFreeHost(s->error);
     delete s;
@@ -437,6 +448,21 @@ static Device *cuda_device_create(Context *c, int index, int slot, DeviceKernel 
   return &d->device;
 }
 
+/* Whether there are kernels for the device: of its generation, and not for a later one of that. */
+static bool has_kernels(int device) {
+  static const int made_for[] = {__CUDA_ARCH_LIST__};
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  for (int arch : made_for)
+    if (arch / 100 == major && arch / 10 % 10 <= minor) return true;
+  err_set(MF_EUNSUPPORTED,
+          "cuda:%d is of compute capability %d.%d, for which the library has no kernels; build it "
+          "with `make cuda CUDA_ARCH=%d%d`",
+          device, major, minor, major, minor);
+  return false;
+}
+
 extern "C" const PluginKernel __start_mf_kernels[], __stop_mf_kernels[];
 
 extern "C" __attribute__((visibility("default"))) int moonflow_plugin(const PluginHost *h,
@@ -450,6 +476,8 @@ extern "C" __attribute__((visibility("default"))) int moonflow_plugin(const Plug
   if (e != cudaSuccess || !n)
     return err_set(MF_EUNSUPPORTED, "no CUDA device can be used: %s",
                    e == cudaSuccess ? "there is none" : cudaGetErrorString(e));
+  for (int k = 0; k < n; k++)
+    if (!has_kernels(k)) return MF_EUNSUPPORTED;
   *out = Plugin{n, cuda_device_create, __start_mf_kernels,
                 (size_t)(__stop_mf_kernels - __start_mf_kernels)};
   return 0;

@@ -126,6 +126,38 @@ static __device__ __forceinline__ void store_as(int dtype, void *p, int64_t i, T
 #undef STORE
 }
 
+/* The same of a dtype that is computed in T: no switch over those that cannot be. */
+template <class T>
+struct In {
+  static __device__ __forceinline__ T load(int dtype, const void *p, int64_t i) {
+#define LOAD(S) return element<T>(((const S *)p)[i]);
+    FLOAT_CASES(dtype, LOAD)
+#undef LOAD
+  }
+  static __device__ __forceinline__ void store(int dtype, void *p, int64_t i, T v) {
+#define STORE(S) ((S *)p)[i] = Stored<S>::of(v);
+    FLOAT_CASES(dtype, STORE)
+#undef STORE
+  }
+};
+template <>
+struct In<int64_t> {
+  static __device__ __forceinline__ int64_t load(int dtype, const void *p, int64_t i) {
+    return load_as<int64_t>(dtype, p, i);
+  }
+  static __device__ __forceinline__ void store(int dtype, void *p, int64_t i, int64_t v) {
+    store_as<int64_t>(dtype, p, i, v);
+  }
+};
+template <class T>
+static __device__ __forceinline__ T load_in(int dtype, const void *p, int64_t i) {
+  return In<T>::load(dtype, p, i);
+}
+template <class T>
+static __device__ __forceinline__ void store_in(int dtype, void *p, int64_t i, T v) {
+  In<T>::store(dtype, p, i, v);
+}
+
 /* What float types are computed in. */
 template <class S>
 struct Compute {

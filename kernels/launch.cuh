@@ -57,7 +57,7 @@ void kernel_scratch_end(const OpCall *c, size_t held);
 const Op *op_of(int id);
 
 /* What a vendor's library keeps for a device: made on first use, ended with the device. */
-enum DeviceKeeps { DEVICE_KEEPS_GEMM, DEVICE_KEEPS };
+enum DeviceKeeps { DEVICE_KEEPS_GEMM, DEVICE_KEEPS_CONV, DEVICE_KEEPS_PROGRAMS, DEVICE_KEEPS };
 void *device_keep(Stream *s, DeviceKeeps what, void *(*make)(void), void (*end)(void *));
 
 /* y = x, broadcast and converted; x may be one element of the host. Of copy.cu. */

@@ -4,6 +4,10 @@
 #define MF_LINE_CUH
 #include "pointwise.cuh"
 
+#ifndef PW_LINKAGE
+#define PW_LINKAGE static
+#endif
+
 /* NAME_C launches the kernels of F, whose at() is the line. A PointwiseFn here is one that gets a
  * PwCall in the place of its inputs. */
 #define PW_KERNEL(name, C, CT, OT, blocks, element_, expr)                                        \
@@ -18,7 +22,7 @@
       element_ return (OT)(expr);                                                                 \
     }                                                                                             \
   };                                                                                              \
-  static void name##_##C(int64_t, const void *, const void *const *c, void *) {                   \
+  PW_LINKAGE void name##_##C(int64_t, const void *, const void *const *c, void *) {               \
     pw_launch<pw_##name##_##C>((PwCall *)c);                                                      \
   }
 

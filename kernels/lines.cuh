@@ -59,16 +59,21 @@ struct Line {
     if (p.inner.ndim == 1) return at[k] + i * p.inner.step[k][0];
     int64_t inside = 0;
     for (int d = p.inner.ndim - 1; d >= 0; d--) {
-      inside += i % p.inner.shape[d] * p.inner.step[k][d];
-      i /= p.inner.shape[d];
+      int64_t index;
+      i = walk_divide(i, p.inner.shape[d], p.inner.inverse[d], &index);
+      inside += index * p.inner.step[k][d];
     }
     return at[k] + inside;
   }
+  /* Of a float operand where T is float; get_any: of any. */
   __device__ T get(int k, int64_t i) const {
+    return load_in<T>(p.outer.dtype[k], p.outer.data[k], place(k, i));
+  }
+  __device__ T get_any(int k, int64_t i) const {
     return load_as<T>(p.outer.dtype[k], p.outer.data[k], place(k, i));
   }
   __device__ void put(int k, int64_t i, T v) const {
-    store_as<T>(p.outer.dtype[k], p.outer.data[k], place(k, i), v);
+    store_in<T>(p.outer.dtype[k], p.outer.data[k], place(k, i), v);
   }
   template <class F>
   __device__ T all(T v) const {

@@ -174,7 +174,7 @@ struct Running {
     S carry = S::none();
     for (int64_t base = 0; base < l.n; base += l.width) {
       int64_t i = base + l.t;
-      S s = i < l.n ? S{(A)l.get(1, i)} : S::none();
+      S s = i < l.n ? S{(A)l.get_any(1, i)} : S::none();
       s = scan_line(l, s, &carry);
       if (i < l.n) l.put(0, i, (T)s.v);
     }
@@ -248,6 +248,7 @@ struct SortParams {
   Walk<1> x;        /* lines one behind the other, each along its dim */
   Walk<2> out;      /* values and places likewise */
   int64_t n, count; /* elements of a line, and how many of them are wanted */
+  int size;         /* bytes of one */
   uint64_t *keys;
   int64_t *places;
   bool down;
@@ -282,7 +283,7 @@ static __global__ void __launch_bounds__(LINE_BLOCK)
   int64_t line = i / p.count, place = p.places[line * p.n + i % p.count];
   walk_at(p.x, 1, line * p.n + place, from);
   walk_at(p.out, 2, i, at);
-  move_element(dtype_size((DType)p.x.dtype[0]), p.out.data[0], at[0], p.x.data[0], from[0]);
+  move_element(p.size, p.out.data[0], at[0], p.x.data[0], from[0]);
   ((int64_t *)p.out.data[1])[at[1]] = place;
 }
 
@@ -310,6 +311,7 @@ static int sort_run(const OpCall *c, int64_t dim, int64_t count, bool down) {
   walk_plain(&p.out, &v.view, 1, &id.view);
   p.n = c->in[0].ndim ? c->in[0].shape[dim] : 1;
   p.count = count;
+  p.size = (int)dtype_size((DType)c->in[0].dtype);
   p.down = down;
   if (!p.x.numel || !p.out.numel) return 0;
   size_t bytes = scratch_aligned((size_t)p.x.numel * 8);

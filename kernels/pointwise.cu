@@ -5,7 +5,13 @@
  * one of 8 halves where all are 16-bit. Others, broadcast along some dims, strided, or of a dtype
  * that is converted, are read element by element, 4 a thread. Either way an input of n elements is
  * read once: the bytes of a call are those of its operands. */
-#include "line.cuh"
+#include "pointwise.cuh"
+
+/* The kernels themselves are compiled in parts (parts/pointwise.cu). */
+#define PW_KERNEL(name, C, ...) void name##_##C(int64_t, const void *, const void *const *, void *);
+#define PW_RECORDS 1
+#define PW_WANTED(line) 1
+#include "pointwise_forms.h"
 
 #define PW_RECORD_CHOOSE(name, sig, flag, rule, lin, text, choice, ...) \
   static int name##_cuda(const OpCall *c) {                             \

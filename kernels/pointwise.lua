@@ -2,7 +2,8 @@
 -- text: luajit kernels/pointwise.lua OUT src/op/pointwise.c
 --
 -- Copied as they are: #defines, calls of PW_..., POINTWISE... and LOSS macros, inline functions, and the
--- functions NAME_choose. Of a record OP(name, ...) its kernels and its choice become
+-- functions NAME_choose. Each call stands under PW_WANTED(N), N counting the ops: a file that compiles a part
+-- of them says which; a choice under PW_RECORDS. Of a record OP(name, ...) its kernels and its choice become
 -- PW_RECORD_CHOOSE(name, 0, 0, 0, 0, 0, choice, kernels).
 local out, path = arg[1], arg[2]
 local f = assert(io.open(path, 'rb'))
@@ -35,7 +36,8 @@ local function record(call)
     call:match '%.choose%s*=%s*([%w_]+)' or 'NULL', kernels .. (', NULL'):rep(2 - commas))
 end
 
-local i = 1
+local i, count = 1, 0
+local function wanted(piece) return ('#if PW_WANTED(%d)\n%s\n#endif'):format(count, piece) end
 while lines[i] do
   local line, piece = lines[i], nil
   if line:match '^#define [%w_]+LOSS' or line:match '^#define LOSS' then
@@ -44,12 +46,19 @@ while lines[i] do
     piece, i = take(i, function(l) return not l:match '\\$' end)
   elseif line:match '^PW_[%w_]+%(' or line:match '^POINTWISE[%w_]*%(' or line:match '^LOSS%(' then
     piece, i = take(i, balanced)
+    piece = wanted(piece)
+    if not line:match '^PW_' then count = count + 1 end
   elseif line:match '^OP%(' then
     piece, i = take(i, balanced)
     piece = record(piece)
+    if piece then
+      piece = wanted(piece)
+      count = count + 1
+    end
   elseif line:match '^static inline' or line:match '^static void [%w_]+_choose%(' then
     piece, i = take(i, function(l) return l:match '^}' end)
-    piece = piece:gsub('^static inline', 'static inline __host__ __device__')
+    piece = line:match '_choose%(' and '#ifdef PW_RECORDS\n' .. piece .. '\n#endif'
+      or piece:gsub('^static inline', 'static inline __host__ __device__')
   end
   found[#found + 1] = piece
   i = i + 1

@@ -42,6 +42,11 @@ struct Conv {
   VendorAct act; /* forward alone: none or relu */
 };
 int vendor_conv(const OpCall *c, const Conv *v);
+/* The bias and the relu of v's y, which has neither yet. Of act.cu. */
+int bias_launch(const OpCall *c, const Conv *v);
+
+/* Whether products of float32 may use shorter factors: MF_TF32=1. Of act.cu. */
+bool vendor_tf32(void);
 
 /* Sorts each of `lines` runs of n keys, places with them; equal keys stay in their order. */
 int vendor_sort(const OpCall *c, int64_t lines, int64_t n, uint64_t *keys, int64_t *places);

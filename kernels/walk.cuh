@@ -10,6 +10,7 @@ struct Walk {
   int ndim;
   int64_t numel;
   int64_t shape[MF_MAX_DIMS];
+  double inverse[MF_MAX_DIMS]; /* of shape */
   int64_t step[N][MF_MAX_DIMS];
   void *data[N];
   uint8_t dtype[N];
@@ -20,6 +21,11 @@ static void walk_swap(Walk<N> *w, int n, int a, int b) {
   int64_t t = w->shape[a];
   w->shape[a] = w->shape[b], w->shape[b] = t;
   for (int k = 0; k < n; k++) t = w->step[k][a], w->step[k][a] = w->step[k][b], w->step[k][b] = t;
+}
+
+template <int N>
+static void walk_invert(Walk<N> *w) {
+  for (int d = 0; d < w->ndim; d++) w->inverse[d] = w->shape[d] ? 1.0 / (double)w->shape[d] : 0;
 }
 
 /* Operands 1 .. n - 1 are in[0 .. n - 2], broadcast to `out`. */
@@ -47,6 +53,7 @@ static void walk_init(Walk<N> *w, const View *out, int n_in, const View *in) {
     for (int k = 0; k < n; k++) w->step[k][at] = w->step[k][d];
   }
   w->ndim = last;
+  walk_invert(w);
 }
 
 template <int N>
@@ -65,23 +72,39 @@ static bool walk_is_constant(const Walk<N> *w, int k) {
   return true;
 }
 
-/* Where element i of the walk lies in each of n operands. */
+/* i / size and the rest, for i below 2^53: a division of 64-bit numbers would be a call. */
+static __device__ __forceinline__ int64_t walk_divide(int64_t i, int64_t size, double inverse,
+                                                      int64_t *rest) {
+  int64_t q = (int64_t)((double)i * inverse), r = i - q * size;
+  if (r < 0) q--, r += size;
+  if (r >= size) q++, r -= size;
+  *rest = r;
+  return q;
+}
+
+/* Where element i of the walk lies in each of n operands: at has as many. */
 template <int N>
 static __device__ __forceinline__ void walk_at(const Walk<N> &w, int n, int64_t i, int64_t *at) {
-  for (int k = 0; k < n; k++) at[k] = 0;
+#pragma unroll
+  for (int k = 0; k < N; k++)
+    if (k < n) at[k] = 0;
   if (w.numel <= 0x7fffffff) {
     unsigned rest = (unsigned)i;
     for (int d = w.ndim - 1; d >= 0; d--) {
       unsigned size = (unsigned)w.shape[d], index = d ? rest % size : rest;
       rest = d ? rest / size : 0;
-      for (int k = 0; k < n; k++) at[k] += (int64_t)index * w.step[k][d];
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        if (k < n) at[k] += (int64_t)index * w.step[k][d];
     }
     return;
   }
   for (int d = w.ndim - 1; d >= 0; d--) {
-    int64_t index = d ? i % w.shape[d] : i;
-    i = d ? i / w.shape[d] : 0;
-    for (int k = 0; k < n; k++) at[k] += index * w.step[k][d];
+    int64_t index = i;
+    if (d) i = walk_divide(i, w.shape[d], w.inverse[d], &index);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+      if (k < n) at[k] += index * w.step[k][d];
   }
 }
 
@@ -97,6 +120,7 @@ static void walk_plain(Walk<N> *w, const View *out, int n_in, const View *in) {
     w->dtype[k] = v->dtype;
     shape_broadcast_strides(out->ndim, out->shape, v->ndim, v->shape, v->stride, w->step[k]);
   }
+  walk_invert(w);
 }
 
 #endif

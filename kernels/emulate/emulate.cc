@@ -514,6 +514,12 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
   return e->reached >= e->asked ? cudaSuccess : cudaErrorNotReady;
 }
 
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+  std::unique_lock<std::mutex> lock(e->lock);
+  e->done.wait(lock, [e] { return e->reached >= e->asked; });
+  return cudaSuccess;
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
   e->lock.lock();
   uint64_t mark = e->asked;
@@ -542,6 +548,7 @@ struct Allocation {
 struct Registry {
   std::mutex lock;
   std::map<const char *, Allocation> all;
+  std::map<const char *, size_t> pinned; /* of the host */
   size_t in_use[DEVICES];
 };
 static Registry &registry() {
@@ -609,11 +616,17 @@ cudaError_t cudaFree(void *p) {
 }
 
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+  Registry &r = registry();
+  std::lock_guard<std::mutex> lock(r.lock);
   *p = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+  if (*p) r.pinned[(const char *)*p] = bytes;
   return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFreeHost(void *p) {
+  Registry &r = registry();
+  std::lock_guard<std::mutex> lock(r.lock);
+  r.pinned.erase((const char *)p);
   free(p);
   return cudaSuccess;
 }
@@ -635,16 +648,40 @@ static bool is_on_device(const void *p) {
   return (const char *)p < next->first + next->second.bytes + 1;
 }
 
-/* From host memory it is taken at once; what is written to host memory is waited for. */
+static bool is_pinned(const void *p) {
+  Registry &r = registry();
+  std::lock_guard<std::mutex> lock(r.lock);
+  auto next = r.pinned.upper_bound((const char *)p);
+  if (next == r.pinned.begin()) return false;
+  --next;
+  return (const char *)p < next->first + next->second;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
+  a->type = is_on_device(p) ? cudaMemoryTypeDevice
+            : is_pinned(p)  ? cudaMemoryTypeHost
+                            : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}
+
+/* MF_CUDA=emulate,foreign: devices of an architecture that there are no kernels for. */
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int) {
+  const char *which = getenv("MF_CUDA");
+  bool foreign = which && strstr(which, "foreign");
+  *value = what == cudaDevAttrComputeCapabilityMinor ? 0 : foreign ? 6 : 9;
+  return cudaSuccess;
+}
+
+/* From ordinary memory of the host it is taken at once; what is written there is waited for. */
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t s) {
-  if (!is_on_device(from)) {
+  if (!is_on_device(from) && !is_pinned(from)) {
     std::string staged((const char *)from, bytes);
     return emulate_enqueue(s,
                            [=, staged = std::move(staged)] { memcpy(to, staged.data(), bytes); });
   }
   cudaError_t e = emulate_enqueue(s, [=] { memmove(to, from, bytes); });
-  return e || is_on_device(to) ? e : cudaStreamSynchronize(s);
+  return e || is_on_device(to) || is_pinned(to) ? e : cudaStreamSynchronize(s);
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {

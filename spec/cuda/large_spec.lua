@@ -29,15 +29,15 @@ describe('a cuda kernel', function()
           x = x:contiguous { memory_format = 'channels_last' }
           g = g:contiguous { memory_format = 'channels_last' }
         end
-        both(function(x, w, b, mean, var)
-          local y, m, r = mf._batch_norm(x, mean, var, w, b, true)
+        both(function(t, w, b, mean, var)
+          local y, m, r = mf._batch_norm(t, mean, var, w, b, true)
           return y, m, r, mean, var
         end, 2e-5, 'batch_norm', x, mf.randn(c), mf.randn(c), mf.zeros(c), mf.ones(c))
-        both(function(g, x, w, b)
-          local y, m, r = mf._batch_norm(x, nil, nil, w, b, true)
-          local a = { mf._batch_norm_backward(g, x, m, r, w, true, true) }
-          local gated = g:clone()
-          local d = { mf._batch_norm_act_backward(gated, y, x, m, r, w, b, g, true, true, true) }
+        both(function(h, t, w, b)
+          local y, m, r = mf._batch_norm(t, nil, nil, w, b, true)
+          local a = { mf._batch_norm_backward(h, t, m, r, w, true, true) }
+          local gated = h:clone()
+          local d = { mf._batch_norm_act_backward(gated, y, t, m, r, w, b, h, true, true, true) }
           return a[1], a[2], a[3], d[1], d[2], d[3], gated
         end, 2e-3, 'batch_norm_backward', g, x, mf.randn(c), mf.randn(c))
       end
@@ -49,22 +49,22 @@ describe('a cuda kernel', function()
     x[{ 0, { 5, 9 } }] = 0 / 0
     x[{ 1, 77 }], x[{ 1, 78 }], x[{ 2, 3000 }] = math.huge, -math.huge, 0 / 0
     for _, down in ipairs { false, true } do
-      both(function(x) return x:sort(1, down) end, 0, 'sort', x)
-      both(function(x) return x:sort(0, down) end, 0, 'sort of columns', x)
-      both(function(x) return x:topk(100, 1, down) end, 0, 'topk', x)
+      both(function(t) return t:sort(1, down) end, 0, 'sort', x)
+      both(function(t) return t:sort(0, down) end, 0, 'sort of columns', x)
+      both(function(t) return t:topk(100, 1, down) end, 0, 'topk', x)
     end
-    both(function(x) return x:max(1) end, 0, 'max', x)
-    both(function(x) return x:min(0) end, 0, 'min', x)
-    both(function(x) return x:sort(1) end, 0, 'sort of whole numbers', mf.randint(-2 ^ 40, 2 ^ 40, { 2, 2000 }))
+    both(function(t) return t:max(1) end, 0, 'max', x)
+    both(function(t) return t:min(0) end, 0, 'min', x)
+    both(function(t) return t:sort(1) end, 0, 'sort of whole numbers', mf.randint(-2 ^ 40, 2 ^ 40, { 2, 2000 }))
   end)
 
   it('carries running sums and products along long lines', function()
     local x = mf.randn(5, 3001)
-    both(function(x) return x:cumsum(1), x:cumsum(0) end, 1e-5, 'cumsum', x)
-    both(function(x) return x:cumprod(1) end, 1e-5, 'cumprod', x * 0.1 + 1)
-    both(function(g, x) return mf._cumprod_backward(g, x, 1) end, 1e-4, 'cumprod_backward', mf.randn(5, 3001),
+    both(function(t) return t:cumsum(1), t:cumsum(0) end, 1e-5, 'cumsum', x)
+    both(function(t) return t:cumprod(1) end, 1e-5, 'cumprod', x * 0.1 + 1)
+    both(function(g, t) return mf._cumprod_backward(g, t, 1) end, 1e-4, 'cumprod_backward', mf.randn(5, 3001),
       (x * 0.05 + 1) * x:gt(-3):to(mf.float32))
-    both(function(x) return x:cumsum(1) end, 0, 'cumsum of whole numbers', mf.randint(-9, 9, { 2, 2049 }))
+    both(function(t) return t:cumsum(1) end, 0, 'cumsum of whole numbers', mf.randint(-9, 9, { 2, 2049 }))
   end)
 
   it('draws and masks as many as there are', function()
@@ -81,7 +81,7 @@ describe('a cuda kernel', function()
     mf.manual_seed(6)
     assert.same(want:tolist(), mf.randperm(3000, { device = 'cuda' }):tolist())
     local x = mf.randn(30, 41)
-    both(function(x) return mf.nonzero(x:gt(0.5)), x:masked_select(x:lt(0)) end, 0, 'masks', x)
+    both(function(t) return mf.nonzero(t:gt(0.5)), t:masked_select(t:lt(0)) end, 0, 'masks', x)
   end)
 
   it('says what is wrong with its data at the next wait', function()

@@ -5,7 +5,6 @@
 #include "scan.h"
 
 /* By DeviceType. */
-extern const char *const graph_devices[DEVICE_TYPES];
 
 /* The patch of param `param`, or NULL. */
 const GraphPatch *graph_patch_of(const GraphNode *n, int param);

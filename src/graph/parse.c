@@ -15,6 +15,7 @@
 
 #include "graph_int.h"
 #include "op_program.h"
+#include "slots.h"
 
 enum { WORD_MAX = 64, COUNT_MAX = 1 << 20 };
 
@@ -194,8 +195,8 @@ static DType read_dtype(Reader *r) {
 static int read_device(Reader *r) {
   char word[WORD_MAX];
   read_word(r, word, "a device");
-  for (int d = 0; d < DEVICE_TYPES; d++)
-    if (!strcmp(word, graph_devices[d])) return d;
+  for (int d = 0; d < DEVICE_SLOTS; d++)
+    if (!strcmp(word, device_slot_names[d])) return d;
   fail(r, "%s is no device", word);
 }
 

@@ -35,8 +35,7 @@
 
 #include "graph_int.h"
 #include "op_program.h"
-
-const char *const graph_devices[DEVICE_TYPES] = {"cpu", "meta", "cuda"};
+#include "slots.h"
 
 const GraphPatch *graph_patch_of(const GraphNode *n, int param) {
   for (int k = 0; k < n->n_patches; k++)
@@ -127,7 +126,7 @@ static void put_value(Str *s, const GraphNode *n, const Param *p) {
     }
     case PARAM_DEVICE: {
       int64_t d = *(const int64_t *)at;
-      str_puts(s, d < 0 ? "none" : graph_devices[d]);
+      str_puts(s, d < 0 ? "none" : device_slot_names[d]);
       break;
     }
     case PARAM_GENERATOR: {
@@ -195,7 +194,7 @@ static void put_type(Str *s, const GraphValue *v) {
   if (v->node->times != 1) str_printf(s, "%d x ", v->node->times);
   str_puts(s, dtype_name((DType)v->dtype));
   if (!v->number) put_ints(s, v->ndim, v->shape);
-  if (v->device != DEVICE_CPU) str_printf(s, "@%s", graph_devices[v->device]);
+  if (v->device != DEVICE_CPU) str_printf(s, "@%s", device_slot_names[v->device]);
 }
 
 static void put_strides(Str *s, const Meta *m) {

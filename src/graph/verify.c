@@ -21,6 +21,7 @@
 #include "graph_int.h"
 #include "mem.h"
 #include "op_args.h"
+#include "slots.h"
 
 static char *type_text(DType dtype, int ndim, const int64_t *shape, char *buf) {
   char sizes[SHAPE_TEXT_MAX];
@@ -255,7 +256,7 @@ static bool is_inside(const GraphValue *v) {
 int graph_check_node(Checker *c, const Graph *g, GraphNode *n) {
   for (int k = 0; k < n->n_out; k++) {
     const GraphValue *v = &n->out[k];
-    if (v->node != n || v->output != k || v->dtype >= DTYPE_COUNT || v->device >= DEVICE_TYPES)
+    if (v->node != n || v->output != k || v->dtype >= DTYPE_COUNT || v->device >= DEVICE_SLOTS)
       return err_set(MF_EINVAL, "output %d is not described", k);
     if (v->number && n->kind != GRAPH_NUMBER)
       return err_set(MF_EINVAL, "output %d cannot be a plain number", k);

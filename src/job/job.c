@@ -135,29 +135,57 @@ static int take_results(Job *j) {
 Runtime *job_make_runtime(Job *j, const Plan *p) {
   Eager *E = j->E;
   RuntimeOptions o = {.isa = E->isa, .comm = E->context->comm};
-  return runtime_create(p, E->context->devices[DEVICE_CPU], E->streams[DEVICE_CPU], &o);
+  int device = p->streams.at[0].device;
+  Stream *stream = eager_stream(E, device);
+  return stream ? runtime_create(p, E->context->devices[device], stream, &o) : NULL;
+}
+
+/* The slot of the device that all ops work on; those that have no tensors may be anywhere. */
+static int find_device(const Eager *E, const Graph *g, int *device) {
+  *device = -1;
+  for (const GraphNode *n = g->first; n; n = n->next) {
+    if (n->kind == GRAPH_NUMBER) continue;
+    for (int k = 0; k < n->n_out; k++) {
+      int d = n->out[k].device;
+      if (n->out[k].number || d == DEVICE_META) continue;
+      if (n->kind != GRAPH_OP && d == DEVICE_CPU && !n->out[k].ndim) continue;
+      if (*device < 0) *device = d;
+      if (*device == d) continue;
+      return err_set(MF_EUNSUPPORTED,
+                     "compile: %s%sis on %s, what came before on %s; a compiled step works on one "
+                     "device, and gets what it needs there as arguments",
+                     n->kind == GRAPH_OP ? n->op->name : "a tensor that it uses",
+                     n->kind == GRAPH_OP ? "'s result " : " ", E->context->devices[d]->name,
+                     E->context->devices[*device]->name);
+    }
+  }
+  if (*device < 0) *device = DEVICE_CPU;
+  return 0;
 }
 
 int job_finish(Job *j, int n, Tensor *const *results, PassSettings *s, const PlanOptions *o) {
   Eager *E = j->E;
+  PlanOptions options = *o;
   int rc = trace_end(j->trace, n, results);
+  if (!rc) rc = find_device(E, j->graph, &options.device);
   if (rc) return rc;
   uint64_t draws = E->generator.next - j->trace->stream;
   E->generator.next = j->trace->stream; /* the first run draws what the trace would have drawn */
   s->stream = E->streams[DEVICE_CPU];
   s->isa = E->isa;
   s->measure = plan_measure;
-  s->measure_ud = (void *)(uintptr_t)o;
+  s->measure_ud = &options;
   s->times = j->trace->tracer.times;
   s->repeated = j->repeated;
   s->rank = E->context->comm ? comm_rank(E->context->comm) : 0;
   s->agree = job_agree, s->agree_ud = E->context->comm;
   rc = pass_run_all(j->graph, s);
   if (rc) return rc;
-  j->plan = plan_create(j->graph, o);
+  s->measure_ud = (void *)(uintptr_t)o;
+  j->plan = plan_create(j->graph, &options);
   if (!j->plan) return MF_EINVAL;
   j->plan->n_draws = (int64_t)draws;
-  j->options = *o;
+  j->options = options;
   rc = take_captures(j);
   if (!rc) rc = take_leaves(j);
   if (!rc) rc = take_results(j);
@@ -173,7 +201,7 @@ static int fit_capture(Job *j, int k, Tensor *t) {
   const PlanTensor *want = &j->plan->tensors.at[port->tensor];
   int rc = tensor_check_data(t, port->name);
   if (rc) return rc;
-  if (t->m.dtype != want->meta.dtype || t->m.device != DEVICE_CPU || t->m.offset ||
+  if (t->m.dtype != want->meta.dtype || t->m.device != want->meta.device || t->m.offset ||
       t->storage->bytes < (size_t)j->plan->registers.at[want->reg].bytes)
     return err_set(MF_EINVAL, "plan: captured tensor %s is not like the one that was compiled",
                    port->name);
@@ -263,7 +291,7 @@ static int check_shared(const Job *j, int n_in, Tensor *const *in, int k) {
 /* Of a step that was traced, the caller has compared the arguments' forms. */
 static int fit_input(const Job *j, int k, const Tensor *t) {
   const Meta *want = &j->plan->tensors.at[j->plan->inputs.at[k].tensor].meta, *is = &t->m;
-  if (j->graph || (is->dtype == want->dtype && is->device == DEVICE_CPU &&
+  if (j->graph || (is->dtype == want->dtype && is->device == want->device &&
                    shape_equal(is->ndim, is->shape, want->ndim, want->shape) &&
                    shape_equal(is->ndim, is->stride, want->ndim, want->stride)))
     return 0;
@@ -297,7 +325,7 @@ static int make_results(Job *j, Tensor **out) {
       out[k] = tensor_adopt(j->E, (*owner)->storage, &t->meta);
     } else {
       int64_t n = r->bytes / (int64_t)dtype_size((DType)t->meta.dtype);
-      out[k] = *owner = tensor_create(j->E, (DType)t->meta.dtype, 1, &n, DEVICE_CPU);
+      out[k] = *owner = tensor_create(j->E, (DType)t->meta.dtype, 1, &n, t->meta.device);
       if (!*owner) return MF_ENOMEM;
       out[k]->m = t->meta;
       runtime_bind(j->runtime, PLAN_RESULT, r->port, out[k]->storage->data);

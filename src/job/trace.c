@@ -453,12 +453,6 @@ static void record_call(void *ud) {
 static int record(EagerTracer *tracer, EagerCall *c) {
   Trace *t = (Trace *)tracer;
   GraphNode *last = t->graph->last;
-  const Tensor *any = c->n_out ? c->out[0] : c->n_in ? c->in[0] : NULL;
-  if (any && any->m.device > DEVICE_META)
-    return err_set(MF_EUNSUPPORTED,
-                   "compile: %s works on %s, for which steps cannot be compiled yet; call the "
-                   "function itself",
-                   c->op->name, t->E->context->devices[any->m.device]->name);
   t->call = c;
   int rc = arena_protect(&t->graph->arena, record_call, t);
   t->call = NULL;

@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "op_program.h"
-
-static const char *const device_names[DEVICE_TYPES] = {"cpu", "meta", "cuda"};
+#include "slots.h"
 
 /* -- Lists ------------------------------------------------------------------------------------- */
 
@@ -74,7 +73,7 @@ static void print_value(const Param *p, const char *value, Str *out) {
     case PARAM_BOOL: str_puts(out, *(const bool *)value ? "true" : "false"); break;
     case PARAM_CHOICE: print_choice(p->choices, *ints, out); break;
     case PARAM_DTYPE: str_puts(out, *ints < 0 ? "none" : dtype_name((DType)*ints)); break;
-    case PARAM_DEVICE: str_puts(out, *ints < 0 ? "none" : device_names[*ints]); break;
+    case PARAM_DEVICE: str_puts(out, *ints < 0 ? "none" : device_slot_names[*ints]); break;
     case PARAM_INTS:
       if (p->fixed) print_list("[]", p->fixed, ints, out);
       else print_list("[]", list->n, list->v, out);
@@ -110,8 +109,8 @@ static int64_t scan_dtype(Scan *s) {
 
 static int64_t scan_device(Scan *s) {
   const char *word = scan_word(s);
-  for (int k = 0; k < DEVICE_TYPES; k++)
-    if (strcmp(device_names[k], word) == 0) return k;
+  for (int k = 0; k < DEVICE_SLOTS; k++)
+    if (strcmp(device_slot_names[k], word) == 0) return k;
   if (strcmp(word, "none") != 0) scan_fail(s, "there is no device '%s'", word);
   return -1;
 }
@@ -187,7 +186,7 @@ void op_print_meta(const Meta *m, Str *out) {
     print_list("()", m->ndim, m->stride, out);
   }
   if (m->offset) str_printf(out, "+%lld", (long long)m->offset);
-  if (m->device) str_printf(out, "@%s", device_names[m->device]);
+  if (m->device) str_printf(out, "@%s", device_slot_names[m->device]);
   if (m->number) str_puts(out, "!");
 }
 
@@ -203,7 +202,7 @@ void op_scan_meta(Scan *s, Meta *m) {
     scan_fail(s, "expected %d strides", m->ndim);
   if (scan_is(s, "+")) m->offset = scan_range(s, "the offset", 0, SHAPE_MAX);
   if (scan_is(s, "@")) m->device = (uint8_t)scan_device(s);
-  if (m->device >= DEVICE_TYPES) scan_fail(s, "expected a device");
+  if (m->device >= DEVICE_SLOTS) scan_fail(s, "expected a device");
   m->number = scan_is(s, "!");
 }
 

@@ -380,7 +380,7 @@ static bool find(Match *m, Graph *g, GraphNode *n) {
   const GraphValue *y = &n->out[0];
   if (!is_plain(n, OP_softmax) || ((const struct softmax_args *)n->args)->dim != y->ndim - 1)
     return false;
-  if (y->device != DEVICE_CPU || y->ndim < 3) return false;
+  if (y->ndim < 3) return false;
   take(m, n);
   if (!find_scores(m) || !find_product(m)) return false;
   take(m, m->product);

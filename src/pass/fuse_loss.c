@@ -108,7 +108,7 @@ static bool find_loss(Loss *l, GraphNode *n) {
   l->linear = layer_of(n->in[0], n, l->back);
   if (!l->linear || (l->linear->out[0].dtype != F32 && l->linear->out[0].dtype != F64))
     return false;
-  return l->linear->out[0].device == DEVICE_CPU && pays(l->linear) && find_products(l);
+  return pays(l->linear) && find_products(l);
 }
 
 /* The op before the gradient of the loss; dce takes what it replaces. */
@@ -126,7 +126,8 @@ static void fuse(Graph *g, const Loss *l) {
   for (int k = 0; k < 4; k++) {
     const GraphValue *v = old[k];
     if (!v) {
-      graph_describe(g, &n->out[k], (DType)lin->out[0].dtype, DEVICE_CPU, 1, (int64_t[]){0});
+      graph_describe(g, &n->out[k], (DType)lin->out[0].dtype, lin->out[0].device, 1,
+                     (int64_t[]){0});
       continue;
     }
     graph_describe(g, &n->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);

@@ -168,7 +168,7 @@ static int infer(Lowering *w, GraphNode *n, Operands *o, int n_out) {
                         .args = args.bytes,
                         .in = o->asks,
                         .n_in = n->n_in,
-                        .device = DEVICE_CPU,
+                        .device = w->options->device,
                         .add = add_meta},
               .metas = o->metas,
               .cap = n_out};

@@ -99,7 +99,7 @@ typedef struct PlanPort {
 } PlanPort;
 
 typedef struct PlanStream {
-  uint8_t device; /* DeviceType */
+  uint8_t device; /* a slot */
   const char *name;
 } PlanStream;
 
@@ -133,6 +133,7 @@ typedef struct Plan {
 
 typedef struct PlanOptions {
   bool one_op_tasks; /* each step is a task, for tests */
+  int device;        /* the slot of that of all steps */
   int overlap; /* whether what is communicated has a stream of its own: > 0 it has, < 0 it has not,
                   0: where it is worth it */
   int buffers; /* not 0: a flow. What goes in and out does so by calls of the host, on streams of

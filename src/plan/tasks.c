@@ -310,7 +310,7 @@ static void make_flow(Plan *p, const PlanOptions *o, int compute, int first, int
 const char *const plan_flow_calls[] = {"data", "copy", "results"};
 
 void plan_make_tasks(Plan *p, const PlanOptions *o, int first, int end) {
-  int stream = plan_add_stream(p, DEVICE_CPU, "compute");
+  int stream = plan_add_stream(p, o->device, "compute");
   if (o->buffers) {
     make_flow(p, o, stream, first, end);
   } else {

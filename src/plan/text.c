@@ -20,11 +20,11 @@
 
 #include "err.h"
 #include "plan_int.h"
+#include "slots.h"
 #include "str.h"
 
 static const char *const homes[PLAN_HOMES] = {"block",  "input",  "capture",
                                               "result", "number", "order"};
-static const char *const devices[DEVICE_TYPES] = {"cpu", "meta", "cuda"};
 
 /* -- Printing ---------------------------------------------------------------------------------- */
 
@@ -118,7 +118,7 @@ void plan_print(const Plan *p, Str *out) {
   for (size_t i = 0; i < p->captures.n; i++) print_port("capture", &p->captures.at[i], out);
   for (size_t i = 0; i < p->results.n; i++) str_printf(out, "result t%d\n", p->results.at[i]);
   for (size_t i = 0; i < p->streams.n; i++) {
-    str_printf(out, "stream %s ", devices[p->streams.at[i].device]);
+    str_printf(out, "stream %s ", device_slot_names[p->streams.at[i].device]);
     str_quote(out, p->streams.at[i].name);
     str_puts(out, "\n");
   }
@@ -222,8 +222,8 @@ static PlanPort scan_port(Reading *w) {
 static void read_stream(Reading *w) {
   Scan *s = &w->scan;
   int device = 0;
-  while (device < DEVICE_TYPES && !scan_is(s, devices[device])) device++;
-  if (device == DEVICE_TYPES) scan_fail(s, "expected a device");
+  while (device < DEVICE_SLOTS && !scan_is(s, device_slot_names[device])) device++;
+  if (device == DEVICE_SLOTS) scan_fail(s, "expected a device");
   plan_add_stream(w->plan, device, scan_quoted(s));
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "plan_int.h"
+#include "slots.h"
 
 typedef struct Verifying {
   const Plan *plan;
@@ -76,7 +77,7 @@ static void check_tensors(Verifying *w) {
     const PlanTensor *t = &p->tensors.at[i];
     const Meta *m = &t->meta;
     if (t->reg < 0 || (size_t)t->reg >= p->registers.n || m->dtype >= DTYPE_COUNT ||
-        m->device >= DEVICE_TYPES || m->ndim < 0 || m->ndim > MF_MAX_DIMS ||
+        m->device >= DEVICE_SLOTS || m->ndim < 0 || m->ndim > MF_MAX_DIMS ||
         shape_check("plan", m->ndim, m->shape, (DType)m->dtype))
       wrong(w, "t%zu has a register, shape or dtype that cannot be", i);
     if (p->registers.at[t->reg].home == PLAN_ORDER)

@@ -56,7 +56,8 @@ static void view_of(Runtime *r, int tensor, bool indexed, View *v) {
               .stride = t->meta.stride,
               .ndim = t->meta.ndim,
               .dtype = t->meta.dtype,
-              .number = t->meta.number};
+              .number = t->meta.number,
+              .device = reg->home == PLAN_NUMBER ? DEVICE_CPU : t->meta.device};
   if (t->cut && indexed) v->whole = t->cut, v->start = t->cut + t->meta.ndim;
   if (reg->home == PLAN_BLOCK) v->data = r->block + reg->offset + offset;
   else *list_add(&r->arena, &r->ports[reg->home][reg->port].fixups) = (Fixup){v, offset};
@@ -68,9 +69,11 @@ static void make_call(Runtime *r, size_t i) {
   bool indexed = s->op->spec[0]->flags & OP_INDEXED;
   for (int k = 0; k < s->n_in; k++) view_of(r, s->in[k], indexed, &views[k]);
   for (int k = 0; k < s->n_out; k++) view_of(r, s->out[k], indexed, &views[s->n_in + k]);
+  DeviceKernel *const *own = r->device->kernels;
   bool talks = op_is_comm(s->op);
   r->talks |= talks;
-  r->kernels[i] = talks ? talk_run : s->op->spec[r->options.isa]->cpu;
+  if (talks) r->kernels[i] = own ? NULL : talk_run;
+  else r->kernels[i] = own ? own[s->op->id] : s->op->spec[r->options.isa]->cpu;
   if (!r->kernels[i])
     arena_throw(&r->arena,
                 err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name, r->device->name));
@@ -238,6 +241,10 @@ static void make_workers(Runtime *r) {
     atomic_init(&w->busy, -1);
   }
   r->threads |= r->n_workers > 1;
+  if (r->threads && !r->device->api->on_host)
+    arena_throw(&r->arena, err_set(MF_EUNSUPPORTED,
+                                   "a step with calls of the host runs on the cpu alone, not on %s",
+                                   r->device->name));
   for (size_t i = 0; i < p->tasks.n; i++) {
     Worker *w = &r->workers[worker_of[p->tasks.at[i].stream]];
     r->actors[i].task = &p->tasks.at[i];
@@ -397,6 +404,7 @@ static void fill_scratch(const Runtime *r, int step) {
 }
 
 static void fill_dead(const Runtime *r, int step) {
+  if (!r->device->api->on_host) return;
   for (int k = r->dead_at[step]; k < r->dead_at[step + 1]; k++) {
     const PlanRegister *reg = &r->plan->registers.at[r->dead[k]];
     hard_fill(r->block + reg->offset, (size_t)reg->bytes, HARD_DATA);
@@ -439,6 +447,7 @@ int runtime_launch(Runtime *r, int first, int n) {
     if (!rc)
       rc = watch ? watch_launch(watch, r->kernels[i], s->op->spec[r->options.isa], c, s->where)
                  : r->kernels[i](c);
+    if (!rc && r->device->waits) rc = r->device->api->stream_synchronize(c->stream);
     if (HARD) fill_dead(r, i);
     if (!rc && i < r->first_write) rc = check_stop(r);
     if (!rc) continue;

@@ -62,7 +62,7 @@ static void measure(Worker *w, const Region *list, size_t n) {
   for (int i = 0; i < w->n_actors; i++)
     for (int j = w->actors[i]->task->first, last = j + w->actors[i]->task->n; j < last; j++) {
       const OpSpec *spec = r->calls[j].op->spec[r->options.isa];
-      size_t bytes = spec->scratch ? spec->scratch(&r->calls[j]) : 0;
+      size_t bytes = spec->scratch && !r->device->kernels ? spec->scratch(&r->calls[j]) : 0;
       bool large = list && bytes >= IN_BLOCK;
       r->scratch_at[j] =
           large ? find_room(list, n, j, w->stream, (int64_t)bytes, r->plan->block_bytes) : -1;

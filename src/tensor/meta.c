@@ -4,6 +4,11 @@
 
 #include "err.h"
 #include "meta.h"
+#include "slots.h"
+
+const char *const device_slot_names[DEVICE_SLOTS] = {
+    "cpu",   "meta",  "cuda",  "cuda1", "cuda2",  "cuda3",  "cuda4",  "cuda5",
+    "cuda6", "cuda7", "cuda8", "cuda9", "cuda10", "cuda11", "cuda12", "cuda13"};
 
 int shape_check(const char *op, int ndim, const int64_t *shape, DType dtype) {
   if (ndim > MF_MAX_DIMS)
