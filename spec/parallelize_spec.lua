@@ -23,6 +23,10 @@ local function train(which, steps, eager)
         ['blocks.*.up'] = 'column', ['blocks.*.down'] = 'row' }, micro_batches = 2 },
       pipeline = { mesh = { pipeline = 2 }, micro_batches = 2, remat = { 'blocks.1' },
         stages = { { 'letter', 'place', 'blocks.0' }, { 'blocks.1', 'norm', 'head' } } },
+      deep = { mesh = { pipeline = 4 }, micro_batches = 4,
+        stages = { { 'letter', 'place' }, { 'blocks.0' }, { 'blocks.1' }, { 'norm', 'head' } } },
+      wide = { mesh = { pipeline = 2, data = 2 }, micro_batches = 2, zero = 2, zero_min_size = 16,
+        stages = { { 'letter', 'place', 'blocks.0' }, { 'blocks.1', 'norm', 'head' } } },
       all = { mesh = { pipeline = 2, data = 2, tensor = 2 }, micro_batches = 2, zero = 1, zero_min_size = 16,
         split = { ['blocks.*.qkv'] = 'column', ['blocks.*.out'] = 'row' },
         stages = { { 'letter', 'place', 'blocks.0' }, { 'blocks.1', 'norm', 'head' } } },
@@ -81,7 +85,7 @@ local function train(which, steps, eager)
     for _, p in ipairs(model:parameters()) do
       held = held + (p.is_global and p:to_local() or p):numel()
     end
-    return { losses, state, held, run and tostring(run) or '' }
+    return { losses, state, held, run and tostring(run) or '', run and run.step and run.step:plan() or '' }
   end
 end
 
@@ -102,7 +106,8 @@ describe('parallelize', function()
     return want
   end
 
-  for _, case in ipairs { { 'data', 2 }, { 'tensor', 2 }, { 'both', 4 }, { 'pipeline', 2 }, { 'all', 8 },
+  for _, case in ipairs { { 'data', 2 }, { 'tensor', 2 }, { 'both', 4 }, { 'pipeline', 2 }, { 'deep', 4 },
+    { 'wide', 4 }, { 'all', 8 },
     { 'zero1', 2 }, { 'zero2', 4 }, { 'zero3', 2 } } do
     it('gives the losses of one rank: ' .. case[1], function()
       local got = on(case[2], train(case[1], case[1] == 'all' and 10 or 50))
@@ -110,13 +115,16 @@ describe('parallelize', function()
         local list = got[r][1]
         close(list, { unpack(one(), 1, #list) }, case[1])
       end
+      if case[1] == 'deep' then -- the first stage has as many under way as there are, and threads for each way
+        assert(got[1][5]:find('buffers 4', 1, true) and got[1][5]:find('stream cpu "stage"', 1, true), got[1][5])
+      end
       if case[1] == 'zero1' then -- states are halves, parameters whole
         assert(got[1][3] == all and got[1][2] < 0.6 * all and got[1][2] > 0, got[1][2])
       elseif case[1] == 'zero3' then
         assert(got[1][3] < 0.6 * all, got[1][3])
       end
       local held = tonumber(got[1][4]:match 'ranks 0 to %d: up to (%d+) parameters')
-      if case[1] ~= 'all' then assert.equal(got[1][3], held) end
+      if case[1] ~= 'all' and case[1] ~= 'wide' then assert.equal(got[1][3], held) end
     end)
   end
 
@@ -124,6 +132,34 @@ describe('parallelize', function()
     for _, case in ipairs { { 'data', 2 }, { 'both', 4 } } do
       local got = on(case[2], train(case[1], 4, true))
       close(got[1][1], { unpack(one(), 1, 4) }, case[1])
+    end
+  end)
+
+  it('ends on all ranks when one stage fails', function()
+    for _, bad in ipairs { 0, 1 } do
+      local begun = os.time()
+      local function failing(stage)
+        return function()
+          local m = require 'moonflow'
+          local nn = m.nn
+          local Net = nn.Module:extend 'Net'
+          function Net:init() self.first, self.last = nn.Embedding(4, 3), nn.Embedding(4, 3) end
+          local model = Net()
+          local run = m.parallelize(model, { mesh = { pipeline = 2 }, micro_batches = 2,
+            stages = { { 'first' }, { 'last' } } })
+          local step = run:compile(function(x, y)
+            return (m.embedding(x, model.first.weight):sum(1):to_global(run.placements[2], { 'S0', 'B' })
+              + m.embedding(y, model.last.weight):sum(1)):sum()
+          end)
+          local good = m.tensor({ 0, 1, 2, 3 }, { dtype = m.int64 })
+          local wrong = m.tensor({ 0, 1, 9, 3 }, { dtype = m.int64 })
+          step(good, good)
+          return step(stage == 0 and wrong or good, stage == 1 and wrong or good):item()
+        end
+      end
+      local _, errors = on(2, failing(bad), { catch = true })
+      for r = 1, 2 do assert(tostring(errors[r]):find 'embedding.*9', tostring(errors[r])) end
+      assert(os.time() - begun < 10)
     end
   end)
 

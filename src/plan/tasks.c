@@ -4,6 +4,7 @@
 
 #include "hard.h"
 #include "op_comm.h"
+#include "op_ids.h"
 #include "plan_int.h"
 
 /* -- What follows ------------------------------------------------------------------------------ */
@@ -157,7 +158,9 @@ typedef struct Split {
   Plan *plan;
   Touches touches;
   int base, n;
-  int talks; /* the stream of what is communicated; -1: that of the other steps */
+  int talks;   /* the stream of what is communicated; -1: that of the other steps */
+  bool stages; /* micro-batches go from stage to stage: see add_stages */
+  int buffers; /* then: how many may be under way */
 } Split;
 
 /* Steps [from, to), in one task or one each. */
@@ -175,6 +178,45 @@ static void add_both(Plan *p, const PlanOptions *o, int stream, int talks, int f
     bool talk = op_is_comm(p->steps.at[i].op);
     for (next = i + 1; next < to && !talk && !op_is_comm(p->steps.at[next].op);) next++;
     add_tasks(p, o, talk ? talks : stream, i, next, 1);
+  }
+}
+
+/* Whether micro-batches go between placements, and meet other ranks in nothing else: those would
+ * have to come to it in one order, and here each goes on with what is there. */
+static bool has_stages(const Plan *p, const PlanOptions *o, int first, int end) {
+  bool any = false;
+  for (int i = first; i < end; i++) {
+    if (!op_is_comm(p->steps.at[i].op)) continue;
+    if (p->steps.at[i].op->id != OP_exchange) return false;
+    any = true;
+  }
+  return any && !o->buffers && o->overlap >= 0;
+}
+
+/* Twice as many as there are stages, so that the first has enough under way until the first comes
+ * back, and no more than there are. */
+static int count_buffers(const Plan *p) {
+  int stages = 0, most;
+  for (size_t i = 0; i < p->layouts.n; i++) {
+    bool known = false;
+    for (size_t k = 0; k < i; k++)
+      known |= placement_equal(p->layouts.at[k].placement, p->layouts.at[i].placement);
+    stages += !known;
+  }
+  most = 2 * stages < p->times ? 2 * stages : p->times;
+  return most < 16 ? most : 16;
+}
+
+/* Steps [from, to) of a micro-batch, cut where something comes from another stage or goes there,
+ * each of which is a task on a stream of its own. So the part before a sending goes on with the
+ * next micro-batch, until it has as many ahead of the part that waits for what comes back as there
+ * are buffers: the order of one forward, one backward follows. */
+static void add_stages(Plan *p, const PlanOptions *o, int stream, int from, int to) {
+  for (int i = from, next; i < to; i = next) {
+    bool talk = op_is_comm(p->steps.at[i].op);
+    for (next = i + 1; next < to && !talk && !op_is_comm(p->steps.at[next].op);) next++;
+    int on = talk ? plan_add_stream(p, DEVICE_CPU, "stage") : stream;
+    add_tasks(p, o, on, i, next, p->times);
   }
 }
 
@@ -201,7 +243,10 @@ static Split make_steps(Plan *p, const PlanOptions *o, int stream, int first, in
   if (is_worth(p, o, first, end)) s.talks = plan_add_stream(p, DEVICE_CPU, "comm");
   if (s.talks < 0) add_tasks(p, o, stream, 0, first, 1);
   else add_both(p, o, stream, s.talks, 0, first);
-  add_tasks(p, o, stream, first, end, p->times);
+  s.stages = end > first && p->times > 1 && has_stages(p, o, first, end);
+  s.buffers = s.stages ? count_buffers(p) : 1;
+  if (s.stages) add_stages(p, o, stream, first, end);
+  else add_tasks(p, o, stream, first, end, p->times);
   if (s.talks < 0) add_tasks(p, o, stream, end, n, 1);
   else add_both(p, o, stream, s.talks, end, n);
   if (!n) plan_add_task(p, stream, 0);
@@ -217,6 +262,18 @@ static int touching(const Split *s, size_t reg, int *list) {
   return n;
 }
 
+/* How many buffers tasks [0, n) of a list have between them. */
+static int buffers_of(const Split *s, int n, const int *list) {
+  for (int k = 0; k < n; k++)
+    if (s->plan->tasks.at[list[k]].times == 1) return 1;
+  return s->buffers;
+}
+
+/* `to` comes behind `from`. */
+static void hand_on(const Split *s, int from, int to) {
+  plan_hand_over(s->plan, -1, buffers_of(s, 2, (int[]){from, to}), from, 1, (int[]){to});
+}
+
 /* What one stream's tasks touch after the other's, they do in the order of steps: `first` hands the
  * register over itself. */
 static void order_touches(const Split *s, size_t reg, int n, const int *list) {
@@ -225,7 +282,7 @@ static void order_touches(const Split *s, size_t reg, int n, const int *list) {
   bool handed = home == PLAN_BLOCK || home == PLAN_RESULT;
   for (int k = 1; k < n; k++) {
     bool other = p->tasks.at[list[k - 1]].stream != p->tasks.at[list[k]].stream;
-    if (other && (k > 1 || !handed)) plan_hand_over(p, -1, 1, list[k - 1], 1, (int[]){list[k]});
+    if (other && (k > 1 || !handed)) hand_on(s, list[k - 1], list[k]);
   }
 }
 
@@ -236,14 +293,13 @@ static void order_stream(const Split *s, int stream) {
   int first = -1, last = -1, n = 0;
   for (int i = s->base; i < s->base + s->n; i++) {
     if (p->tasks.at[i].stream != stream) continue;
-    if (last >= 0) plan_hand_over(p, -1, 1, last, 1, (int[]){i});
+    if (last >= 0) hand_on(s, last, i);
     if (first < 0) first = i;
     last = i;
     n++;
   }
-  if (first > s->base) plan_hand_over(p, -1, 1, s->base, 1, (int[]){first});
-  if (last > s->base && (n > 2 || first > s->base))
-    plan_hand_over(p, -1, 1, s->base, 1, (int[]){last});
+  if (first > s->base) hand_on(s, s->base, first);
+  if (last > s->base && (n > 2 || first > s->base)) hand_on(s, s->base, last);
 }
 
 /* Memory is shared by the order of steps, so each task waits for the one before, and the first for
@@ -255,15 +311,16 @@ static void hand_over_steps(const Split *s, bool results) {
   size_t n_regs = p->registers.n;
   for (size_t r = 0; r < n_regs; r++) {
     int home = p->registers.at[r].home, count = touching(s, r, list);
-    if (s->talks >= 0) order_touches(s, r, count, list);
+    if (s->talks >= 0 || s->stages) order_touches(s, r, count, list);
     if (home != PLAN_BLOCK && !(home == PLAN_RESULT && results)) continue;
-    if (count > 1) plan_hand_over(p, (int)r, 1, list[0], count - 1, list + 1);
+    if (count > 1)
+      plan_hand_over(p, (int)r, home == PLAN_BLOCK ? buffers_of(s, count, list) : 1, list[0],
+                     count - 1, list + 1);
   }
   for (int k = 0; k < (int)p->streams.n; k++) order_stream(s, k);
   while (first < last && p->tasks.at[first].times == 1) first++;
   while (last > first && p->tasks.at[last].times == 1) last--;
-  if (last - first > 1 && last - first < s->n - 1)
-    plan_hand_over(p, -1, 1, first, 1, (int[]){last});
+  if (last - first > 1 && last - first < s->n - 1) hand_on(s, first, last);
 }
 
 /* -- A flow ------------------------------------------------------------------------------------ */

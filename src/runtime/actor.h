@@ -212,6 +212,7 @@ struct Runtime {
   int n_workers;
   bool threads, started;
   bool talks;           /* some step communicates */
+  void **talk;          /* by step, of those: what talk_create made */
   int thread_count;     /* of each worker's kernels */
   pthread_mutex_t lock; /* of what follows */
   pthread_cond_t changed;

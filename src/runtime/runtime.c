@@ -63,6 +63,11 @@ static void view_of(Runtime *r, int tensor, bool indexed, View *v) {
   else *list_add(&r->arena, &r->ports[reg->home][reg->port].fixups) = (Fixup){v, offset};
 }
 
+static void *make_talk(Runtime *r, int step) {
+  if (!r->talk) r->talk = arena_array(&r->arena, void *, r->plan->steps.n);
+  return r->talk[step] = talk_create(&r->arena, r->options.comm, r->plan, step, r->talk);
+}
+
 static void make_call(Runtime *r, size_t i) {
   const PlanStep *s = &r->plan->steps.at[i];
   View *views = arena_array(&r->arena, View, s->n_in + s->n_out);
@@ -77,13 +82,13 @@ static void make_call(Runtime *r, size_t i) {
   if (!r->kernels[i])
     arena_throw(&r->arena,
                 err_set(MF_EUNSUPPORTED, "%s: has no kernel on %s", s->op->name, r->device->name));
-  r->calls[i] = (OpCall){.op = s->op,
-                         .args = talks ? talk_create(&r->arena, r->options.comm, r->plan, (int)i)
-                                       : arena_copy(&r->arena, s->args, s->op->args_size),
-                         .in = views,
-                         .out = views + s->n_in,
-                         .n_in = s->n_in,
-                         .n_out = s->n_out};
+  r->calls[i] = (OpCall){
+      .op = s->op,
+      .args = talks ? make_talk(r, (int)i) : arena_copy(&r->arena, s->args, s->op->args_size),
+      .in = views,
+      .out = views + s->n_in,
+      .n_in = s->n_in,
+      .n_out = s->n_out};
 }
 
 static void *arg_of(Runtime *r, size_t step, int param) {
@@ -171,18 +176,23 @@ static void make_numbers(Runtime *r) {
   }
 }
 
-/* Where steps pack what they communicate; one runs at a time. */
+static char *new_room(Runtime *r, size_t bytes) {
+  char *room = arena_alloc(&r->arena, bytes + PLAN_ALIGN);
+  return room + ((PLAN_ALIGN - 1) & -(uintptr_t)room);
+}
+
+/* Where steps pack what they communicate; of those in groups one runs at a time. */
 static void make_room(Runtime *r) {
-  size_t most = 0, n = r->plan->steps.n;
-  for (size_t i = 0; i < n; i++) {
-    size_t bytes = op_is_comm(r->calls[i].op) ? talk_room(r->calls[i].args) : 0;
-    if (bytes > most) most = bytes;
-  }
-  if (!most) return;
-  char *room = arena_alloc(&r->arena, most + PLAN_ALIGN);
-  room += (PLAN_ALIGN - 1) & -(uintptr_t)room;
+  size_t most = 0, n = r->talk ? r->plan->steps.n : 0;
   for (size_t i = 0; i < n; i++)
-    if (op_is_comm(r->calls[i].op)) talk_set_room((void *)(uintptr_t)r->calls[i].args, room);
+    if (r->talk[i] && !talk_is_apart(r->talk[i]) && talk_room(r->talk[i]) > most)
+      most = talk_room(r->talk[i]);
+  char *room = new_room(r, most);
+  for (size_t i = 0; i < n; i++) {
+    if (!r->talk[i]) continue;
+    bool apart = talk_is_apart(r->talk[i]);
+    talk_set_room(r->talk[i], apart ? new_room(r, talk_room(r->talk[i])) : room);
+  }
 }
 
 static void give_streams(Runtime *r, Stream *stream) {

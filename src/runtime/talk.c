@@ -18,6 +18,7 @@
 typedef struct Parcel {
   int peer;
   bool out;
+  uint64_t edge;
   int64_t start[MF_MAX_DIMS], length[MF_MAX_DIMS]; /* within the part */
   size_t at, bytes;                                /* in the room */
 } Parcel;
@@ -119,6 +120,21 @@ static void plan_all_to_all(Arena *a, Talk *c, const Meta *x, const Meta *y) {
 
 /* -- Exchanges --------------------------------------------------------------------------------- */
 
+#define EDGE (UINT64_C(1) << 62 | UINT64_C(0x706c616e) << 24)
+
+/* Exchanges between two ranks in one direction are counted, in an order that is the same on both,
+ * so that each has messages of its own. */
+static void number_parcels(Talk *c, Talk *const *before, int n) {
+  for (size_t i = 0; i < c->parcels.n; i++) {
+    Parcel *p = &c->parcels.at[i];
+    p->edge = EDGE;
+    for (int k = 0; k < n; k++)
+      for (size_t j = 0; before[k] && j < before[k]->parcels.n; j++)
+        p->edge +=
+            before[k]->parcels.at[j].peer == p->peer && before[k]->parcels.at[j].out == p->out;
+  }
+}
+
 static void add_parcel(Arena *a, Talk *c, int peer, bool out, int ndim, const int64_t *origin,
                        const int64_t *start, const int64_t *length) {
   Parcel *p = list_add(a, &c->parcels);
@@ -216,7 +232,7 @@ static void plan_by_op(Arena *a, Talk *c, const Plan *p, const PlanStep *s) {
   }
 }
 
-void *talk_create(Arena *a, Comm *comm, const Plan *p, int step) {
+void *talk_create(Arena *a, Comm *comm, const Plan *p, int step, void *const *before) {
   const PlanStep *s = &p->steps.at[step];
   Talk *c = arena_new(a, Talk);
   if (!comm)
@@ -225,10 +241,17 @@ void *talk_create(Arena *a, Comm *comm, const Plan *p, int step) {
   c->op = s->op->id;
   c->size = dtype_size((DType)meta_at(p, s->out[0])->dtype);
   plan_by_op(a, c, p, s);
+  Talk **known = arena_array(a, Talk *, step + 1);
+  for (int k = 0; k < step && c->parcels.n; k++) known[k] = before[k] ? of_args(before[k]) : NULL;
+  if (c->parcels.n) number_parcels(c, known, step);
   char *args = arena_alloc(a, 16 + s->op->args_size);
   *(Talk **)(void *)(args + 16 - sizeof c) = c;
   memcpy(args + 16, s->args, s->op->args_size);
   return args + 16;
+}
+
+bool talk_is_apart(const void *args) {
+  return of_args(args)->op == OP_exchange;
 }
 
 size_t talk_room(const void *args) {
@@ -350,8 +373,6 @@ static int wait_for(const Talk *c) {
   return rc;
 }
 
-#define EDGE (UINT64_C(1) << 62 | 0x706c616e)
-
 static int run_exchange(const Talk *c, const View *x, const View *y) {
   int rc = 0, waited;
   memset(c->transfers, 0, sizeof(CommTransfer *) * c->parcels.n);
@@ -359,8 +380,8 @@ static int run_exchange(const Talk *c, const View *x, const View *y) {
     const Parcel *p = &c->parcels.at[i];
     char *at = c->room + p->at;
     if (p->out) copy_box(x, p->start, p->length, at, true);
-    rc = p->out ? comm_post_send(c->comm, p->peer, EDGE, at, p->bytes, &c->transfers[i])
-                : comm_post_recv(c->comm, p->peer, EDGE, at, p->bytes, &c->transfers[i]);
+    rc = p->out ? comm_post_send(c->comm, p->peer, p->edge, at, p->bytes, &c->transfers[i])
+                : comm_post_recv(c->comm, p->peer, p->edge, at, p->bytes, &c->transfers[i]);
   }
   memset(y->data, 0, (size_t)view_numel(y) * c->size);
   waited = wait_for(c);
