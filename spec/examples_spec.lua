@@ -199,4 +199,22 @@ describe('examples', function()
     local output, code = run 'bench.lua mlp --mode lazy'
     assert(code ~= 0 and output:find('eager and graph', 1, true), output)
   end)
+
+  it('gpt.lua trains under each plan as on one rank', function()
+    write('text.txt', ('In the beginning God created the heaven and the earth. And it was without form. '):rep(40))
+    local options = (' examples/gpt.lua --data %s/text.txt --steps 3 --eval 3 --batch 4 --context 16 --width 24'
+      .. ' --heads 2 '):format(folder)
+    local function losses(command)
+      local p = io.popen(MOONFLOW .. command .. ' 2>&1')
+      local text = p:read '*a'
+      p:close()
+      return text:match 'step 3  (loss %d%.%d+  validation %d%.%d+)', text
+    end
+    local want = losses(options .. '--length 1')
+    assert.truthy(want)
+    for plan, n in pairs { data = 2, tensor = 2, pipeline = 2, two_axes = 4, zero = 2 } do
+      local got, text = losses((' -n %d'):format(n) .. options .. '--plan examples/plans/' .. plan .. '.lua')
+      assert(got == want, plan .. ': ' .. tostring(text))
+    end
+  end)
 end)
