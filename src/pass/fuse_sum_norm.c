@@ -170,6 +170,9 @@ void pass_fuse_sum_norm(Graph *g, const PassSettings *settings) {
   Norm o;
   Back b;
   (void)settings;
+  if (!g->has[OP_layer_norm] && !g->has[OP_rms_norm] && !g->has[OP_layer_norm_backward] &&
+      !g->has[OP_rms_norm_backward])
+    return;
   readers_find(g);
   for (GraphNode *n = g->first; n; n = n->next)
     if (find_back(&b, n)) *list_add(&g->arena, &backs) = b;
