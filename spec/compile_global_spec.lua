@@ -152,6 +152,68 @@ describe('compiled steps on global tensors', function()
     end
   end)
 
+  it('keep statistics, means and draws of the whole, whatever is fused', function()
+    local function run(compiled)
+      return function(_, n)
+        local m = require 'moonflow'
+        local nn = m.nn
+        m.manual_seed(4)
+        local model = nn.Sequential(nn.Conv2d(3, 4, 3, { padding = 1 }), nn.BatchNorm2d(4), nn.ReLU(),
+          nn.Conv2d(4, 6, 3, { stride = 2 }), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+          nn.Dropout(0.1), nn.Linear(6, 5)):double()
+        local p = n > 1 and m.placement 'cpu'
+        if p then model:to_global(p, 'B') end
+        local opt = m.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+        local function step(x, y)
+          local z = model(x)
+          local loss = m.cross_entropy(z, y) + (z * 2):square():mean() + m.mse_loss(z:tanh(), z:detach())
+          opt:zero_grad()
+          loss:backward()
+          opt:step()
+          return loss
+        end
+        if compiled then step = m.compile(step) end
+        local out = {}
+        for k = 1, 5 do
+          local x, y = m.randn(9, 3, 8, 8):double(), m.randint(0, 5, { 9 })
+          if p then x, y = m.distribute(x, p, 'S0'), m.distribute(y, p, 'S0') end
+          out[k] = step(x, y):item()
+        end
+        for _, b in model:named_buffers() do out[#out + 1] = b:double():sum():item() end
+        return out
+      end
+    end
+    local want = on(1, run(false))[1]
+    for _, n in ipairs { 2, 4 } do
+      local got = on(n, run(true))
+      for r = 1, n do close(got[r], want, n .. ' ranks') end
+    end
+  end)
+
+  it('have plans that read back, and run over no loader', function()
+    local got = on(2, function()
+      local m = require 'moonflow'
+      local p, q = m.placement 'cpu', m.placement('cpu', { 1, 0 })
+      local w = m.distribute(m.arange(6):to(m.float64), p, 'B')
+      local step = m.compile(function(x)
+        return (m.dropout(x, 0.5) * w):sum():to_global { sbp = 'B' }, (x * 2):to_global(q, 'S0')
+      end)
+      local x = m.distribute(m.ones(6, { dtype = m.float64 }), p, 'S0')
+      m.manual_seed(1)
+      local a = step(x):item()
+      local text = step:plan()
+      m.manual_seed(1)
+      local job = m._plan(text, { w:to_local() }, {})
+      local b = job:run(x:to_local()):item()
+      local ok, message = pcall(function() step:over(function() return x end)() end)
+      return { a, b, job:plan() == text, ok, tostring(message) }
+    end)
+    for r = 1, 2 do
+      assert(got[r][1] == got[r][2] and got[r][3], got[r][1] .. ' ' .. got[r][2])
+      assert(not got[r][4] and got[r][5]:find('global', 1, true), got[r][5])
+    end
+  end)
+
   it('go from stage to stage, and gradients come back', function()
     local function run(compiled)
       return function()

@@ -111,6 +111,7 @@ GraphNode *graph_copy_op(Graph *g, GraphNode *at, const GraphNode *n) {
   copy->where = n->where;
   copy->segment = 0;
   copy->want = n->want;
+  copy->cuts = n->cuts;
   for (int k = 0; k < n->n_out; k++) {
     const GraphValue *v = &n->out[k];
     graph_describe(g, &copy->out[k], (DType)v->dtype, v->device, v->ndim, v->shape);

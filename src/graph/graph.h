@@ -93,6 +93,8 @@ struct GraphNode {
   int generator; /* of a random op: its key's stream counts from that generator's first */
   const Meta *meta;        /* of an input or capture: its memory */
   const GraphLayout *anew; /* of a capture: it lay otherwise, and is to lie so from now on */
+  const int64_t **cuts;    /* of a rank's op that looks at where parts begin: those of inputs, then
+                              outputs,    whatever makes the inputs now; NULL: all are wholes */
   const SbpList *want;     /* of an op whose signature is chosen: how its inputs are to lie */
   union {
     const char *name;  /* of an input or capture */
@@ -186,8 +188,11 @@ int graph_layout_id(const Graph *g, const GraphLayout *l);
 int graph_group(Graph *g, int n, const int *ranks);
 /* Says that v is the part of a tensor of these sizes that begins there. */
 void graph_cut(Graph *g, GraphValue *v, const int64_t *whole, const int64_t *start);
-/* Whether some output or input is a part, and the op looks at where. */
-bool graph_is_cut(const GraphNode *n);
+/* n, if its op looks at where parts begin, keeps where those of its operands do. */
+void graph_keep_cuts(Graph *g, GraphNode *n);
+static inline bool graph_is_cut(const GraphNode *n) {
+  return n->cuts != NULL;
+}
 /* The placement of an op on whole tensors: that of what it makes. NULL: it is of each rank. */
 const Placement *graph_placement(const GraphNode *n);
 

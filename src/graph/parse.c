@@ -538,6 +538,7 @@ static void read_definition(Reader *r) {
     *list_add(&r->g->arena, &r->values) = &n->out[k];
   }
   if (!port && !number) read_wants(r, n);
+  if (!port && !number) graph_keep_cuts(r->g, n);
   if (port) read_strides(r, n);
   end_line(r, n);
 }

@@ -57,13 +57,19 @@ void graph_cut(Graph *g, GraphValue *v, const int64_t *whole, const int64_t *sta
   v->cut = cut;
 }
 
-bool graph_is_cut(const GraphNode *n) {
-  if (n->kind != GRAPH_OP || !(n->op->spec[0]->flags & OP_INDEXED)) return false;
-  for (int k = 0; k < n->n_out; k++)
-    if (n->out[k].cut) return true;
-  for (int k = 0; k < n->n_in; k++)
-    if (n->in[k] && n->in[k]->cut) return true;
-  return false;
+void graph_keep_cuts(Graph *g, GraphNode *n) {
+  if (n->kind != GRAPH_OP || !(n->op->spec[0]->flags & OP_INDEXED)) return;
+  bool any = false;
+  for (int k = 0; k < n->n_in + n->n_out; k++) {
+    const GraphValue *v = k < n->n_in ? n->in[k] : &n->out[k - n->n_in];
+    any |= v && v->cut;
+  }
+  if (!any) return;
+  n->cuts = arena_array(&g->arena, const int64_t *, n->n_in + n->n_out);
+  for (int k = 0; k < n->n_in + n->n_out; k++) {
+    const GraphValue *v = k < n->n_in ? n->in[k] : &n->out[k - n->n_in];
+    n->cuts[k] = v ? v->cut : NULL;
+  }
 }
 
 const Placement *graph_placement(const GraphNode *n) {

@@ -360,8 +360,11 @@ static void destroy(Flow *f) {
 
 int job_open_flow(Job *j, const JobSource *s, int buffers) {
   MF_ASSERT(buffers > 0 && buffers <= RUNTIME_MAX_BUFFERS, "a flow of %d buffers", buffers);
-  int rc = j->flow ? err_set(MF_EINVAL, "the step runs over a loader already")
-                   : eager_settle(j->E, NULL);
+  int rc = j->flow      ? err_set(MF_EINVAL, "the step runs over a loader already")
+           : j->layouts ? err_set(MF_EUNSUPPORTED,
+                                  "over: a step on global tensors runs over no loader; "
+                                  "call it for each batch")
+                        : eager_settle(j->E, NULL);
   Flow *f = rc ? NULL : mem_zalloc(sizeof *f);
   if (!f) {
     s->release(s->ud);

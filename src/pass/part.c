@@ -314,6 +314,7 @@ void pass_part(Graph *g, const PassSettings *s) {
   part_results(&p);
   for (GraphNode *n = g->first; n; n = n->next) {
     n->want = NULL;
+    graph_keep_cuts(g, n);
     for (int k = 0; k < n->n_out; k++) n->out[k].layout = NULL;
   }
 }

@@ -336,6 +336,16 @@ static void patch_number(Lowering *w, PlanStep *s) {
   }
 }
 
+/* A tensor of which nobody says that it is a part, for an op that looks at where it begins. */
+static int as_part(Lowering *w, int tensor, const int64_t *cut) {
+  Plan *p = w->p;
+  int t = plan_add_tensor(p, p->tensors.at[tensor].reg, &p->tensors.at[tensor].meta);
+  p->tensors.at[t].stride = p->tensors.at[tensor].stride;
+  p->tensors.at[t].cut =
+      arena_copy(&p->arena, cut, sizeof *cut * (size_t)(2 * p->tensors.at[t].meta.ndim + 1));
+  return t;
+}
+
 /* What is communicated is copied where it does not; `after` is not looked at. */
 static void lie_in_one_piece(Lowering *w, const GraphNode *n, int *in) {
   for (int k = 0; k < n->n_in; k++) {
@@ -362,6 +372,9 @@ static void lower_op(Lowering *w, GraphNode *n) {
     out[k] = place_of(&n->out[k])->tensor;
   }
   for (int k = 0; k < n->n_out; k++) set_cut(w, &n->out[k]);
+  for (int k = 0; k < n->n_in && n->cuts; k++)
+    if (in[k] >= 0 && n->cuts[k] && !p->tensors.at[in[k]].cut)
+      in[k] = as_part(w, in[k], n->cuts[k]);
   PlanStep *s = add_step(w, n->op, n->args, n->n_in, in, n_out, out, n->where);
   PlanPatch *patches = arena_array(&p->arena, PlanPatch, n->n_patches);
   for (int k = 0; k < n->n_patches; k++)
