@@ -7,6 +7,7 @@ struct FoldParams {
   Walk<2> outer; /* y, and x at the first of its elements */
   Walk<1> inner; /* x, from there */
   int64_t count; /* elements a result */
+  int64_t each;  /* of them in a part: a multiple of 16, so that rows that are aligned stay so */
   int parts;     /* blocks a result; more than 1: parts go to `partial` */
   bool flat, aligned;
   double p, divisor; /* of norm; of var and std */

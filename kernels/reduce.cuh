@@ -111,12 +111,10 @@ __device__ __forceinline__ float fold_load<float>(const FoldParams &p, int64_t a
   return load_in<float>(p.inner.dtype[0], p.inner.data[0], at);
 }
 
-/* Parts begin at multiples of 16 elements, so that rows that are aligned stay so. */
 static __device__ __forceinline__ void fold_part(const FoldParams &p, int part, int64_t *begin,
                                                  int64_t *end) {
-  int64_t each = ((p.count + p.parts - 1) / p.parts + 15) & ~(int64_t)15;
-  *begin = part * each;
-  *end = *begin + each < p.count ? *begin + each : p.count;
+  *begin = part * p.each;
+  *end = *begin + p.each < p.count ? *begin + p.each : p.count;
 }
 
 /* Outputs along x of the grid, parts along y; WIDTH threads an output. */
@@ -205,6 +203,7 @@ int fold_launch(const OpCall *c, FoldParams *p) {
   int64_t parts = p->count / FOLD_LEAST;
   if (parts > FOLD_PARTS / blocks) parts = FOLD_PARTS / blocks;
   p->parts = parts > 1 ? (int)parts : 1;
+  p->each = ((p->count + p->parts - 1) / p->parts + 15) & ~(int64_t)15;
   if (p->parts > 1) {
     size_t bytes = (size_t)outputs * (size_t)p->parts * sizeof(typename F::Acc);
     if (!(p->partial = kernel_scratch(c, bytes))) return MF_ENOMEM;
