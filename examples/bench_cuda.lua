@@ -74,7 +74,7 @@ local function main()
   bounded('cross_entropy', size, function() return mf.cross_entropy(x, ids:remainder(width)) end)
 
   for _, side in ipairs { 1024, 4096, 8192 } do
-    if side * side * 2 * 3 < 8 * a.mib * 2 ^ 20 then
+    if side * side * 2 * 3 < 4 * a.mib * 2 ^ 20 then
       local p, q = there(mf.randn(side, side)):to(mf.bfloat16), there(mf.randn(side, side)):to(mf.bfloat16)
       local t = time(function() return p:matmul(q) end, probe)
       local rate = 2 * side ^ 3 / t / 1e12

@@ -51,7 +51,6 @@ if [ -z "$failed" ]; then
   fi
   if [ -n "$emulated" ]; then
     part kernels 100 run examples/bench_cuda.lua --mib 1 --seconds 0.01
-    part mlp 60 run examples/bench.lua mlp --device cuda --batch 4 --steps 1 --warmup 1
   else
     part kernels 60 run examples/bench_cuda.lua
     for dtype in fp32 bf16; do
