@@ -208,6 +208,7 @@ function M.save(folder, tree, names, tensors)
   local rank, entries, mine, kept, load = mf.rank(), {}, { names = {}, tensors = {} }, {}, {}
   local function file_of(r) return ('%d-%05d.safetensors'):format(n, r) end
   for i, t in ipairs(tensors) do
+    if entries[names[i]] then fail("save: the name '%s' occurs twice", names[i]) end
     if t.is_global then t = mf._settled(t:detach()) end
     local parts = parts_of(t, load)
     entries[names[i]] = { dtype = tostring(t.dtype), shape = t.shape, parts = parts }
@@ -220,14 +221,17 @@ function M.save(folder, tree, names, tensors)
       end
     end
   end
+  local index = index_text(n, tree, names, entries)
   together(pcall(function()
+    local ok, why = pcall(mf._json_read, index) -- before anything is written
+    if not ok then fail('save: a name or a text cannot be kept: %s', tostring(why)) end
     if #mine.names > 0 then
       mf._safetensors_save(folder .. '/' .. file_of(rank), mine.names, mine.tensors)
     end
   end))
   together(pcall(function()
     if rank > 0 then return end
-    mf._write_text(index_of(folder), index_text(n, tree, names, entries))
+    mf._write_text(index_of(folder), index)
     remove_files(folder, old, kept)
   end))
 end

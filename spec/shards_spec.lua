@@ -180,6 +180,16 @@ describe('a checkpoint in a folder', function()
     assert.same(expected(), lists(mf.load(folder).model))
   end)
 
+  it('is refused where it could not be read again, and the one before stays', function()
+    mf.save({ x = mf.arange(2) }, folder, { sharded = true })
+    for text, bad in pairs { ['UTF%-8'] = { x = mf.ones(2), note = 'caf\233' }, ['occurs twice'] =
+      { a = { b = mf.ones(2) }, ['a.b'] = mf.ones(2) } } do
+      local ok, why = pcall(mf.save, bad, folder, { sharded = true })
+      assert(not ok and why:find(text), tostring(why))
+      assert.same({ 0, 1 }, mf.load(folder).x:tolist())
+    end
+  end)
+
   it('is refused where ranks would save different things', function()
     local _, errors = on(2, function(r, at)
       local m = require 'moonflow'
