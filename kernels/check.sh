@@ -14,7 +14,6 @@ for folder in $(printf '%s' "$LD_LIBRARY_PATH" | tr ':' ' ') /usr/local/cuda/lib
 done
 loader=$(ls "$here"/lib/ld-linux-* | head -1)
 export LUA_PATH="$here/lua/?.lua;$here/lua/?/init.lua;$here/?.lua;;" LUA_CPATH="$here/cpath/?.so;;"
-export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-20000}" # else the program starts itself again, which is the loader here
 run() { "$loader" --library-path "$places" "$here/bin/moonflow" "$@"; }
 
 failed=''

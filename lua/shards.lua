@@ -46,6 +46,13 @@ local function index_text(generation, tree, order, entries)
     tree or 'null', table.concat(lines, ',\n'))
 end
 
+-- Where the whole of a tensor of n dims begins.
+local function origin(n)
+  local start = {}
+  for d = 1, n do start[d] = 0 end
+  return start
+end
+
 local function is_count(v) return type(v) == 'number' and v >= 0 and v < 2 ^ 53 and v == math.floor(v) end
 
 local function volume(list)
@@ -153,10 +160,8 @@ end
 -- with the least to write so far; `load` counts, alike on all ranks.
 local function parts_of(t, load)
   if not t.is_global then
-    local start = {}
-    for d = 1, t:dim() do start[d] = 0 end
     load[0] = (load[0] or 0) + t:numel() * t:element_size()
-    return { { rank = 0, start = start, size = t.shape } }
+    return { { rank = 0, start = origin(t:dim()), size = t.shape } }
   end
   local list, known = {}, {}
   for rank = 0, mf.world_size() - 1 do
@@ -175,17 +180,24 @@ local function parts_of(t, load)
   return list
 end
 
--- Ends when all ranks have what rank 0 made of the folder: the number of this save.
+-- The number of the save into this folder that begins, and the index of the one before. An index that cannot be
+-- read is put aside, so that no file of its checkpoint, whichever those are, is lost to the new one.
+local function next_save(folder)
+  mf._make_folder(folder)
+  if not M.is_folder(folder) then return 1 end
+  local ok, old = pcall(read_index, 'save', folder)
+  if ok then return old.save + 1, old end
+  os.rename(index_of(folder), index_of(folder) .. '.damaged')
+  return os.time()
+end
+
+-- The same on all ranks, the index on rank 0 alone.
 local function begin(folder)
-  local n, ok, text, old = 0, true, nil, nil
+  local n, ok, old = 0, true, nil
   if mf.rank() == 0 then
-    ok, text = pcall(function()
-      mf._make_folder(folder)
-      old = M.is_folder(folder) and read_index('save', folder) or nil
-      n = old and old.save + 1 or 1
-    end)
+    ok, n, old = pcall(next_save, folder)
   end
-  together(ok, text)
+  together(ok, n)
   local number = mf.tensor({ n }, { dtype = mf.int64 })
   if mf.world_size() > 1 then mf.comm.broadcast(number, 0) end
   return number:item(), old
@@ -294,9 +306,8 @@ end
 -- An empty tensor for an entry, and what of it is wanted here. Without a placement all of it is.
 local function room(e, o)
   if not o.placement then
-    local t, start = mf.empty(e.shape, { dtype = mf[e.dtype] }), {} -- on the host
-    for d = 1, #e.shape do start[d] = 0 end
-    return t, t:numel() > 0 and { tensor = t, start = start, entry = e } or nil
+    local t = mf.empty(e.shape, { dtype = mf[e.dtype] }) -- on the host
+    return t, t:numel() > 0 and { tensor = t, start = origin(#e.shape), entry = e } or nil
   end
   local sbp = o.sbp
   if type(sbp) == 'function' then sbp = sbp(e.name, e.shape) end
@@ -337,9 +348,7 @@ function M.load_file(path, o)
   if not folder then folder, file = '.', path end
   local entries, metadata = mf._safetensors_entries(path)
   for _, e in ipairs(entries) do
-    local start = {}
-    for d = 1, #e.shape do start[d] = 0 end
-    e.parts = { { file = file, start = start, size = e.shape } }
+    e.parts = { { file = file, start = origin(#e.shape), size = e.shape } }
   end
   local all, order = read_all(folder, entries, o)
   return all, order, metadata

@@ -190,6 +190,17 @@ describe('a checkpoint in a folder', function()
     end
   end)
 
+  it('is saved beside one whose index is damaged, which is put aside', function()
+    mf.save({ x = mf.arange(2) }, folder, { sharded = true })
+    write('index.json', 'no index')
+    mf.save({ x = mf.arange(3) }, folder, { sharded = true })
+    assert.same({ 0, 1, 2 }, mf.load(folder).x:tolist())
+    assert.equal('no index', read 'index.json.damaged')
+    assert.truthy(files():find('1-00000.safetensors', 1, true))
+    mf.save({ x = mf.arange(4) }, folder, { sharded = true })
+    assert.same({ 0, 1, 2, 3 }, mf.load(folder).x:tolist())
+  end)
+
   it('is refused where ranks would save different things', function()
     local _, errors = on(2, function(r, at)
       local m = require 'moonflow'

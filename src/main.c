@@ -7,13 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "launch.h"
 #include "program.h"
 
-static const char SPINS[] = "10000"; /* of some 50 ns */
+static const char SPINS[] = "10000"; /* libgomp's own: 300,000 */
 enum { EXIT_ERROR = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
 
 typedef struct Options {
@@ -162,12 +163,13 @@ static int launch(int *argc, char **argv) {
   return EXIT_ERROR;
 }
 
-/* libgomp's threads spin for milliseconds before they sleep, and where other programs want the
- * processors too, they wait for each other's turns: a step then takes a hundred times as long. It
- * reads how long before main begins, so the program starts once more, unless the user has said. */
+/* libgomp's threads spin for long before they sleep, and where other programs want the processors
+ * too, they spend their turns on it while the threads they wait for have none. It reads how long
+ * before main begins, so the program starts once more, unless the user has said, or has started it
+ * through the loader, which would be started instead. */
 static void spin_briefly(char **argv) {
   char path[4096];
-  if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+  if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY") || !getauxval(AT_BASE)) return;
   ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
   if (n <= 0 || setenv("GOMP_SPINCOUNT", SPINS, 1)) return;
   path[n] = 0;
